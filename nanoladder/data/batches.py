@@ -7,6 +7,7 @@ import multiprocessing
 import re
 import signal
 import traceback
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,15 +30,15 @@ class Batch(NamedTuple):
     targets: torch.Tensor  # (B, T) int64
 
     @property
-    def n_tokens(self):
+    def n_tokens(self) -> torch.Tensor:
         """Number of valid targets: a tensor () on the batch's device, so that counting does not wait for the GPU."""
         return (self.targets != IGNORE).sum()
 
-    def split(self, size):
+    def split(self, size: int) -> list["Batch"]:
         """List of micro-batches of `size` sequences."""
         return [Batch(*parts) for parts in zip(self.inputs.split(size), self.targets.split(size), strict=True)]
 
-    def to(self, device, non_blocking=False):
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
 
@@ -67,7 +68,7 @@ class Batches:
         return Batch(pad(batch.inputs, padding), pad(batch.targets, padding, value=IGNORE))
 
 
-class TrainingBatches(Batches):
+class TrainingBatches(Batches, torch.utils.data.Dataset):
     """batches[step] is the Batch of that step, counted from 1.
 
     Training reads an endless stream of sequences: each epoch visits every window once, in a new order and cut at a new
@@ -78,7 +79,7 @@ class TrainingBatches(Batches):
     def __getitem__(self, step):
         return self.read(*self.cuts(step), len(self.sequences(step)))
 
-    def windows(self, step):
+    def windows(self, step: int) -> list[tuple[int, int]]:
         """List of (window, phase), one for each sequence of the step."""
         return list(zip(*(numbers.tolist() for numbers in self.cuts(step)), strict=True))
 
@@ -119,14 +120,15 @@ class ValidationBatches(Batches):
     def __iter__(self):
         windows, n = self.chosen, len(self.chosen)
         share = self.config.batch_size // self.world_size
-        n_rows = min(self.config.micro_batch_size or share, share)  # in one forward pass of one process
+        # Rows in one forward pass of one process
+        n_rows: int = min(self.config.micro_batch_size or share, share)  # pyright: ignore  auto is resolved
         for start in range(0, n, self.world_size * n_rows):
             first = start + self.rank * n_rows
             yield self.read(windows[first : first + n_rows], 0, n_rows)
 
 
 @lru_cache(maxsize=2)  # a batch may straddle two blocks
-def shuffle(seed, epoch, n_windows, n_phases, block):
+def shuffle(seed: int, epoch: int, n_windows: int, n_phases: int, block: int) -> tuple[np.ndarray, int]:
     """Returns a block of an epoch's window order, at most (SHUFFLED,) int64, and the phase at which windows are cut.
 
     Memory and time do not depend on n_windows: see permuted().
@@ -166,7 +168,7 @@ def add(half, other, key, size):
     return np.where(total < size, total, total - np.uint64(size))
 
 
-def prefetch(items):
+def prefetch(items: Iterable[Batch]) -> Iterator[Batch]:
     """Yields each item only after the next one is made, so that on a GPU the next batch is copied during a step."""
     items = iter(items)
     for item in items:
@@ -184,7 +186,7 @@ def share(batch):
     return Batch(*(tensor.share_memory_() for tensor in batch))
 
 
-def full_shared_memory(error):
+def full_shared_memory(error: BaseException) -> str | None:
     """Says what to do about an exception if it was raised because a loader found no space in shared memory, else None.
 
     The loader's queues have semaphores there.
@@ -206,7 +208,7 @@ def survive_signals(_worker):
 
 
 @atexit.register
-def end_workers():
+def end_workers() -> None:
     """Kills workers left behind by a failed run. Python would send them SIGTERM, which they survive, and wait."""
     if hasattr(signal, "SIGCHLD"):  # workers on Windows do not survive signals
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's handler raises an error for a worker that is killed

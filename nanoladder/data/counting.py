@@ -15,7 +15,9 @@ import numpy as np
 
 from model import IGNORE
 from nanoladder import files
+from nanoladder.config import Config
 from nanoladder.data.batches import ValidationBatches
+from nanoladder.data.datasets import Dataset
 
 SAMPLE, BLOCK = 2**24, 2**16  # tokens that are counted at most; a larger split is sampled in blocks
 DISCOUNT = 0.75
@@ -24,7 +26,7 @@ MOST_IDS = 2**21  # a trigram of more token ids has no number below 2^63
 NAMES = ("unigrams", "bigrams", "trigrams", "trigrams and copies")
 
 
-def counted_losses(dataset, config):
+def counted_losses(dataset: Dataset, config: Config) -> dict[str, float]:
     """Returns {name: loss}, in nats per token, on the windows of the validation loss; {} for more than MOST_IDS ids.
 
     They are kept in the dataset's folder, if it can be written, and counted again if the data change.

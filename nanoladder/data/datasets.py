@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from tiktoken import Encoding
 
 from model import IGNORE
 from nanoladder import files
+from nanoladder.config import Config
 from nanoladder.errors import BadInput, nearest, reading
 from nanoladder.prepare.meta import DATA_DIR, SPLITS, check, read_meta, sample_digest
 from nanoladder.tokenizer import meta_pkl
@@ -112,28 +114,28 @@ class Dataset:
     val: Split
 
     @property
-    def vocab_size(self):
+    def vocab_size(self) -> int:
         """Number of token ids: the folder's own, or a larger number that the config asks for."""
         return self.meta["vocab_size"]
 
     @property
-    def bits_per_nat(self):
+    def bits_per_nat(self) -> float | None:
         """Bits per byte of val's text at a loss of one nat per token; None if the number of bytes is not known."""
         n_bytes = self.meta.get("bytes")
         return self.val.n_targets / n_bytes["val"] / math.log(2) if n_bytes else None
 
-    def find_tokenizer(self):
+    def find_tokenizer(self) -> Encoding | None:
         """Returns the tokenizer, a tiktoken.Encoding, or None if there is none. Raises BadInput for a damaged one."""
         if meta_pkl.exists(self.folder):
             return meta_pkl.read_tokenizer(self.folder)
         return load_tokenizer(self.folder) if os.path.lexists(self.folder / DESCRIPTION) else None
 
-    def save_tokenizer(self, out_dir):
+    def save_tokenizer(self, out_dir: Path | str) -> None:
         """Writes the tokenizer, if there is one, to a run's folder, for sample.py."""
         if encoding := self.find_tokenizer():
             save_tokenizer(encoding, out_dir)
 
-    def fingerprint(self):
+    def fingerprint(self) -> dict:
         """{name of its file: size and digest} of both splits, to compare with the data of another machine."""
         return {
             split.path.name: f"{len(split.tokens)} tokens, digest {sample_digest(split.path)[:8]}"
@@ -141,7 +143,7 @@ class Dataset:
         }
 
 
-def open_dataset(config):
+def open_dataset(config: Config) -> Dataset:
     """Opens the prepared folder that config.dataset names, by its name in data/ or by its path.
 
     Raises BadInput if there is no such folder, if it is damaged, or if it does not fit vocab_size (0: the folder's own)
