@@ -10,7 +10,7 @@ LAST, BEST = "last.safetensors", "best.safetensors"
 RECENT = 2  # checkpoints that are kept besides these
 
 
-def best_or_last(folder, name):
+def best_or_last(folder: Path, name: str) -> Path:
     """Returns the path of a run's best or last checkpoint; of a run that never evaluated, the last.
 
     Raises BadInput if there is no such folder. The file itself may be missing; loading it says so.
@@ -23,7 +23,7 @@ def best_or_last(folder, name):
     return folder / (BEST if name == "best" and (folder / BEST).exists() else LAST)
 
 
-def found(folder):
+def found(folder: Path) -> list[Path]:
     """Lists a run's checkpoints in the order in which resuming tries them."""
     paths = [folder / LAST, *history(folder).values(), folder / BEST]
     return [path for path in paths if os.path.lexists(path)]
@@ -47,12 +47,12 @@ def prune(folder):
         path.unlink()
 
 
-def former_best(step):
+def former_best(step: int) -> str:
     """Returns the name of the best checkpoint, of this step, by a validation that the run has replaced."""
     return f"best_{step:08}.safetensors"
 
 
-def restore(folder, path, progress, former=0):
+def restore(folder: Path, path: Path | None, progress: dict, former: int = 0) -> None:
     """Makes the folder what it was when the checkpoint at `path` was written. Raises OSError.
 
     Removes later checkpoints and what killed processes left; gives the checkpoint the names that it lacks after a kill

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import mmap
+from pathlib import Path
 
 import torch
 
@@ -128,7 +129,7 @@ def read_tensors(path):
     return tensors, metadata
 
 
-def read(path):
+def read(path: Path | str) -> dict:
     """Returns a checkpoint's dict. Its tensors are memory-mapped.
 
     Raises OSError or ValueError unless the file is a whole checkpoint of this version.

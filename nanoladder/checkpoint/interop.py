@@ -16,7 +16,7 @@ import torch
 from nanoladder import files
 from nanoladder.checkpoint.format import FLOATS, read_tensors, reading, write_tensors
 from nanoladder.checkpoint.shape import RECIPE, config_of, shapes
-from nanoladder.config import DEFAULTS
+from nanoladder.config import DEFAULTS, Config
 from nanoladder.errors import BadInput
 from nanoladder.tokenizer.encoding import END_OF_TEXT, end_of_text
 from nanoladder.tokenizer.hub import find_folder
@@ -41,12 +41,12 @@ WRAPPERS = {  # parts of a name that torch.compile, DDP, FSDP, activation checkp
 MASKS = (".attn.bias", ".attn.masked_bias")  # causal masks, in older files
 
 
-def gpt2_name(name):
+def gpt2_name(name: str) -> str:
     """Returns GPT-2's name for a weight, without prefix: blocks.3.mlp.fc.bias -> h.3.mlp.c_fc.bias."""
     return ".".join(PARTS.get(part, part) for part in name.split("."))
 
 
-def unwrapped(tensors):
+def unwrapped(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns {name without parts that wrappers add: tensor}. Raises ValueError if two names become one."""
     names = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in tensors}
     if len({*names.values()}) < len(names):
@@ -229,7 +229,7 @@ def to_json(content):
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def their_config(config, dropout, eot):
+def their_config(config: Config, dropout: float, eot: int | None) -> dict:
     """Returns the contents of a GPT-2's config.json. dropout: the run's. eot: id of `<|endoftext|>`, or None."""
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -266,7 +266,7 @@ def tokenizer_config(config, eot):
     }
 
 
-def their_tensors(config, weights):
+def their_tensors(config: Config, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns our weights under GPT-2's names: matrices transposed, without padding rows or the tied head."""
     tensors = {}
     for name, shape in shapes(dataclasses.replace(config, bias=True, pad_vocab_to=1), weights).items():

@@ -5,9 +5,11 @@ A source names a model: hf:NAME or hf:FOLDER, the path of a nanoGPT ckpt.pt, or 
 
 import contextlib
 import dataclasses
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import torch
+from tiktoken import Encoding
 
 from model import GPT
 from nanoladder import machine, parallel
@@ -17,14 +19,15 @@ from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, found
 from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
-from nanoladder.config import DEFAULTS, check_names
+from nanoladder.config import DEFAULTS, Config, check_names
+from nanoladder.data.datasets import Dataset
 from nanoladder.errors import BadInput
 from nanoladder.tokenizer.encoding import DESCRIPTION, RANKS, identify
 from nanoladder.tokenizer.existing import existing_tokenizer, how_to_prepare
 from nanoladder.tokenizer.hub import HUB
 
 
-def newest(folder):
+def newest(folder: Path | str) -> tuple[Path, dict]:
     """Returns the path and the dict of a run's newest intact checkpoint. Warns about newer ones that are damaged.
 
     Raises BadInput if there is none.
@@ -44,7 +47,7 @@ def newest(folder):
     raise BadInput("; ".join([*damaged, f"for a new run {other}"]))
 
 
-def load(path):
+def load(path: Path | str) -> dict:
     """Returns a checkpoint's dict, whose tensors are memory-mapped.
 
     Raises Damaged if the file is incomplete or its contents do not fit its config, and BadInput if its config has
@@ -61,7 +64,7 @@ def load(path):
     return state
 
 
-def check_shape(ours, state, path):
+def check_shape(ours: Config, state: dict, path: Path | str) -> None:
     """Raises BadInput, which names the keys to set, unless a Config has the shape of a checkpoint's model.
 
     Its context_length may be shorter.
@@ -76,7 +79,7 @@ def check_shape(ours, state, path):
         raise BadInput(f"the config has {found}, unlike the model of {path}; expected {flags}")
 
 
-def load_weights(model, state, path):
+def load_weights(model: GPT, state: dict, path: Path | str) -> None:
     """Loads a checkpoint's weights into the model; with a shorter context_length, only the first positions. Collective.
 
     Raises BadInput as check_shape() does.
@@ -95,7 +98,7 @@ def load_weights(model, state, path):
         parallel.local(own).copy_(parallel.local_part(weights[name], own, name))  # reads no more of the file
 
 
-def check_resumes(config, state, path):
+def check_resumes(config: Config, state: dict, path: Path) -> None:
     """Raises BadInput unless a run with this Config can resume from the checkpoint."""
     for key in ("context_length", "pad_vocab_to", "optimizer"):
         if getattr(config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
@@ -108,7 +111,7 @@ def check_resumes(config, state, path):
         check_generators(state["generators"], machine.choose_device(config.device))
 
 
-def resume(model, optimizer, scaler, state, path):
+def resume(model: GPT, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, state: dict, path: Path) -> None:
     """Restores model, optimizer, loss scale and generators from a checkpoint that passes check_resumes()."""
     load_weights(model, state, path)
     load_optimizer(model, optimizer, state["optimizer"])
@@ -120,7 +123,7 @@ def resume(model, optimizer, scaler, state, path):
 # -- models from any source
 
 
-def add_source(parser):
+def add_source(parser: ArgumentParser) -> None:
     """Adds the options that name a script's model: --out_dir and --checkpoint, or --model."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--out_dir", default="out/quickstart", help="run folder (default: %(default)s)")
@@ -128,7 +131,7 @@ def add_source(parser):
     parser.add_argument("--checkpoint", choices=["best", "last"], help="checkpoint of the run (default: best)")
 
 
-def source_of(options):
+def source_of(options: Namespace) -> str:
     """Returns the source that the options of add_source() name. Raises BadInput if there is no such run."""
     if options.model and options.checkpoint:
         raise BadInput(f"--checkpoint={options.checkpoint} is for a run; expected --out_dir with it, not --model")
@@ -139,7 +142,7 @@ def source_of(options):
     return options.model or str(best_or_last(options.out_dir, options.checkpoint or "best"))
 
 
-def load_model(source):
+def load_model(source: Path | str) -> dict:
     """Returns a dict with a model's "config", as config_of takes it, and its weights as "model", on the CPU.
 
     If the run keeps an average of its weights, returns the average. Raises BadInput.
@@ -154,18 +157,18 @@ def load_model(source):
     return state
 
 
-def shape_of(source):
+def shape_of(source: str) -> dict:
     """Returns the config keys that fix the shape of a source's model, {key: value}. Raises BadInput."""
     config = load_model(source)["config"]  # the weights stay in the mapped file
     return {key: config[key] for key in SHAPE if key in config}
 
 
-def load_gpt(source):
+def load_gpt(source: Path | str) -> GPT:
     """Returns a source's GPT, on the CPU. Raises BadInput."""
     return build_gpt(load_model(source), source)
 
 
-def build_gpt(state, source, context_length=0):
+def build_gpt(state: dict, source: Path | str, context_length: int = 0) -> GPT:
     """Builds the GPT from load_model(source)'s result, `state`, with another context_length unless that is 0."""
     config = config_of(state)
     model = GPT(dataclasses.replace(config, context_length=context_length or config.context_length))
@@ -176,7 +179,7 @@ def build_gpt(state, source, context_length=0):
 # -- their tokenizers
 
 
-def check_tokenizer(dataset, name, state, source):
+def check_tokenizer(dataset: Dataset, name: str, state: dict, source: Path | str) -> dict:
     """Returns the identity, if known, of a source's and a dataset's common tokenizer, as snapshot() takes it.
 
     name: the dataset's. state: load_model()'s result. Raises BadInput if the tokenizers differ or, if only the
@@ -199,7 +202,7 @@ def check_tokenizer(dataset, name, state, source):
     return identify(ours)
 
 
-def tokenizer_of(source, state):
+def tokenizer_of(source: Path | str, state: dict) -> Encoding:
     """Returns the tokenizer, a tiktoken.Encoding, that lies beside a source's weights.
 
     state: load_model(source)'s result. Raises BadInput if there is no tokenizer, it has more tokens than the model, or

@@ -4,14 +4,19 @@ import contextlib
 import dataclasses
 import math
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import torch
+
+from model import GPT
 from nanoladder import files, parallel
 from nanoladder.checkpoint.folder import BEST, LAST, other_names, prune
 from nanoladder.checkpoint.format import FORMAT_VERSION, flatten, write_checkpoint
 from nanoladder.checkpoint.state import generator_states, names, plain_state
+from nanoladder.config import Config
 
 
 class Writer:
@@ -24,7 +29,7 @@ class Writer:
     also while that is written.
     """
 
-    def __init__(self, config, origin, progress):
+    def __init__(self, config: Config, origin: dict, progress: dict) -> None:
         self.config, self.origin = config, origin
         self.folder = Path(config.out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
@@ -33,11 +38,18 @@ class Writer:
         self.unlinked = None  # progress of last.safetensors if it lacks another name
         self.best = self.best_on_disk = best_of(progress)
 
-    def beats_best(self, val_loss):
+    def beats_best(self, val_loss: float) -> bool:
         """True if a validation loss is lower than that of best.safetensors. Collective."""
         return val_loss < parallel.gather_objects(self.best["best_val_loss"])[0]
 
-    def save(self, model, optimizer, scaler, progress, val_loss):
+    def save(
+        self,
+        model: GPT,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        progress: dict,
+        val_loss: float,
+    ) -> None:
         """Saves the state as last.safetensors, and as best.safetensors if val_loss is the lowest. Collective.
 
         Waits for the previous write first, so that there is never more than one copy. val_loss: infinite if unknown.
@@ -60,7 +72,7 @@ class Writer:
         if self.pending:
             self.pending.result()
 
-    def write(self, values, shapes, tensors):
+    def write(self, values: dict, shapes: dict, tensors: Iterable) -> None:
         """Writes the checkpoint. Arguments: those of write_checkpoint."""
         progress = values["progress"]
         with warning("the checkpoint", progress), self.replacing_last(progress) as file:
@@ -116,7 +128,7 @@ class Writer:
     def __enter__(self):
         return self
 
-    def __exit__(self, failure, *_):
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         self.thread.shutdown()
         self.wait()
         if self.missing and failure in (None, SystemExit):
@@ -138,7 +150,7 @@ def best_of(progress):
     return {key: progress[key] for key in ("best_val_loss", "best_step")}
 
 
-def find_not_finite(model, optimizer):
+def find_not_finite(model: GPT, optimizer: torch.optim.Optimizer) -> str | None:
     """Returns the name, as in a file, of a weight or optimizer state that is not finite in any process, or None.
 
     Collective. Reads every number once and copies none.
@@ -155,7 +167,14 @@ def is_finite(tensor):
     return all(math.isfinite(number) for number in extremes)
 
 
-def snapshot(config, origin, model, optimizer, scaler, progress):
+def snapshot(
+    config: Config,
+    origin: dict,
+    model: GPT,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    progress: dict,
+) -> tuple[dict, parallel.WholeTensors]:
     """Returns everything that resuming needs: a dict of values, and parallel.WholeTensors. Collective.
 
     origin: {"tokenizer": its identify(), "data": the dataset's fingerprint()}.
@@ -175,6 +194,6 @@ def snapshot(config, origin, model, optimizer, scaler, progress):
     return values | {"optimizer": parallel.merge_stages(values["optimizer"])}, parallel.WholeTensors(tensors)
 
 
-def gather_weights(model):
+def gather_weights(model: GPT) -> dict[str, torch.Tensor | None]:
     """Copies a model's weights, {name: whole tensor}, to rank 0's CPU; other ranks get None for tensors. Collective."""
     return dict(parallel.WholeTensors({name: weight for weight, name in names(model).items()}))

@@ -13,7 +13,7 @@ SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "context_length", 
 MODEL = {*SHAPE, "pad_vocab_to"}  # config keys that the model reads
 
 
-def config_of(state):
+def config_of(state: dict) -> Config:
     """Makes a model's Config from a dict with its "config"; missing keys get their defaults. Raises BadInput."""
     values = DEFAULTS | state["config"]
     config = Config(**{key: typed(key, values[key], "its config") for key in MODEL})

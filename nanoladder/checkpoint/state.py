@@ -4,6 +4,8 @@ In a file, optimizer state is whole, plain tensors and values by parameter name;
 device type, with one row per process.
 """
 
+from typing import Any
+
 import torch
 
 from nanoladder import machine, parallel
@@ -50,7 +52,7 @@ def load_optimizer(model, optimizer, state):
 
 
 @torch.no_grad()
-def plain_parts(value):
+def plain_parts(value: Any) -> Any:
     """Returns {codes, scale, qmap, signed} of an 8-bit tensor, sharded as the tensor is; any other value unchanged."""
     local = parallel.local(value)
     if not hasattr(local, "codes"):
@@ -70,8 +72,8 @@ def from_plain(value, parameter, name):
     whole = OptimState8bit(**value)
     if parallel.local(parameter).numel() % whole.block_size:  # a shard boundary falls inside a quantization block
         return parallel.local_shard(whole.dequantize(), parameter, name)
-    own = [parallel.local_rows(value[name], parameter) for name in ("codes", "scale")]
-    return parallel.as_shards([OptimState8bit(*own, value["qmap"], value["signed"])], parameter)[0]
+    codes, scale = (parallel.local_rows(value[name], parameter) for name in ("codes", "scale"))
+    return parallel.as_shards([OptimState8bit(codes, scale, value["qmap"], value["signed"])], parameter)[0]
 
 
 # -- generators
@@ -82,7 +84,7 @@ def generators(device):
     return {"cpu": torch} | ({device.type: torch.get_device_module(device.type)} if device.type != "cpu" else {})
 
 
-def generator_states(device):
+def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
     """Returns {device type: states (processes, bytes) uint8}. Collective."""
     own = {kind: module.get_rng_state() for kind, module in generators(device).items()}
     return {kind: torch.stack(parallel.gather_objects(state)) for kind, state in own.items()}
@@ -95,7 +97,7 @@ def check_generators(states, device):
             torch.Generator(kind).set_state(state.clone())
 
 
-def set_generator_states(states, device):
+def set_generator_states(states: dict[str, torch.Tensor], device: torch.device) -> None:
     """Restores this process's generators; a process without a row, or a device without one, keeps its seed."""
     for kind, module in generators(device).items():
         if kind in states and parallel.rank() < len(states[kind]):
