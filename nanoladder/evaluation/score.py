@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from model import IGNORE
+from model import GPT, IGNORE
 from nanoladder import machine, parallel
 from nanoladder.errors import BadInput
 
@@ -53,7 +53,7 @@ class LogProbs(nn.Module):
 class Scorer:
     """Scores rows of tokens with a model on its device, in batches of at most batch_tokens tokens (or one row)."""
 
-    def __init__(self, model, dtype, device, batch_tokens):
+    def __init__(self, model: GPT, dtype: str, device: torch.device, batch_tokens: int) -> None:
         self.log_probs, self.dtype = LogProbs(model.to(device)), machine.choose_dtype(dtype, device)
         self.device, self.batch_tokens = device, batch_tokens
 

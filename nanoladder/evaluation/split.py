@@ -5,8 +5,9 @@ import math
 import numpy as np
 
 from model import IGNORE
+from nanoladder.data.datasets import Dataset
 from nanoladder.errors import BadInput
-from nanoladder.evaluation.score import perplexity
+from nanoladder.evaluation.score import Scorer, perplexity
 
 
 class WholeSplit:
@@ -18,7 +19,7 @@ class WholeSplit:
     Raises BadInput unless stride is 0 to context_length, and 0 for documents.
     """
 
-    def __init__(self, dataset, name, stride=0):
+    def __init__(self, dataset: Dataset, name: str, stride: int = 0) -> None:
         self.split, T = (split := getattr(dataset, name)), split.context_length
         self.name, self.n_bytes = name, dataset.meta.get("bytes", {}).get(name)
         if stride and split.documents:
@@ -43,7 +44,7 @@ class WholeSplit:
         targets[np.arange(targets.shape[1]) < self.counted[numbers, None]] = IGNORE
         return inputs, targets
 
-    def evaluate(self, scorer):
+    def evaluate(self, scorer: Scorer) -> dict:
         """Returns a dict: loss, the mean in nats per token, and figures derived from it. Collective.
 
         perplexity: None if too large. bits_per_byte: of the split's text, if the dataset records its size.

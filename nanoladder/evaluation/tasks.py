@@ -6,13 +6,15 @@ log-probability given the context. It has to predict a last word greedily: each 
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
+from tiktoken import Encoding
 
 from model import IGNORE
 from nanoladder.errors import BadInput
 from nanoladder.evaluation.items import read_items
-from nanoladder.evaluation.score import perplexity
+from nanoladder.evaluation.score import Scorer, perplexity
 from nanoladder.tokenizer.encoding import encode
 
 
@@ -23,7 +25,7 @@ class Task:
     is not an item, an ending alone is too long, or the tokenizer does not know a character.
     """
 
-    def __init__(self, path, tokenizer, context_length):
+    def __init__(self, path: Path, tokenizer: Encoding, context_length: int) -> None:
         self.path, self.items = path, read_items(path)
         self.rows, n_targets, self.n_cut = [], [], 0  # n_cut: number of items whose context was truncated
         for item in self.items:
@@ -54,7 +56,7 @@ class Task:
             inputs[i, :end], targets[i, end - n : end] = row[:-1], row[-n:]
         return inputs, targets
 
-    def evaluate(self, scorer):
+    def evaluate(self, scorer: Scorer) -> dict:
         """Returns a dict of figures. Collective.
 
         accuracy: fraction of items that the model gets right, and its standard error; for choices also with

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from model import GPT
 from nanoladder import machine
 from nanoladder.errors import BadInput
 from nanoladder.infer.linear import multiply_single_rows, store_by_columns
@@ -26,7 +27,7 @@ class CachedGPT:
     Replaces the model's attention, positions and previous vectors from outside. compile: compile the one-token step.
     """
 
-    def __init__(self, gpt, n_rows, n_tokens, compile=False):
+    def __init__(self, gpt: GPT, n_rows: int, n_tokens: int, compile: bool = False) -> None:
         self.gpt, self.n_rows, self.n_tokens = gpt.eval(), n_rows, n_tokens
         config, like = gpt.config, gpt.norm.weight
         self.device = like.device
@@ -38,10 +39,10 @@ class CachedGPT:
             self.keep(gpt.previous, like.new_zeros(n_rows, 1, config.n_embd))
         if config.position == "learned":
             positions = gpt.position_embedding.weight
-            gpt.position_embedding.forward = lambda _: F.embedding(self.positions, positions)
+            gpt.position_embedding.forward = lambda _: F.embedding(self.positions, positions)  # pyright: ignore
         for block, layer in zip(gpt.blocks, self.layers, strict=True):
-            block.attention.attend = partial(self.attend, *layer)
-            block.attention.future = None  # the mask of attention=matmul is not needed
+            block.attention.attend = partial(self.attend, *layer)  # pyright: ignore
+            block.attention.future = None  # pyright: ignore  the mask of attention=matmul is not needed
             if config.position == "rotary":
                 block.attention.rotary.forward = partial(self.rotate, block.attention.rotary)
             if config.key_offset:
@@ -52,7 +53,7 @@ class CachedGPT:
             store_by_columns(gpt)
 
     @torch.inference_mode()
-    def compile(self):
+    def compile(self) -> None:
         """Compiles the step, on a GPU into CUDA graphs, and runs it often enough for them to be captured."""
         machine.keep_cache_sound()
         multiply_single_rows(self.gpt)

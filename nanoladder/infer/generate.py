@@ -1,11 +1,14 @@
 """Generation: whole windows first, then one token at a time, sampled with temperature, top-k and top-p."""
 
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
 import torch
 
+from nanoladder.infer.cache import CachedGPT
 from nanoladder.infer.healing import crossing_logits
+from nanoladder.infer.text import Text
 from nanoladder.machine import double
 
 
@@ -21,7 +24,7 @@ USUAL = Sampling(temperature=0.8, top_p=0.95)  # sample.py's defaults
 
 
 @torch.inference_mode()
-def generate(model, texts, sampling):
+def generate(model: CachedGPT, texts: list[Text], sampling: Sampling) -> Iterator[None]:
     """Adds a token to every text that has not ended, round by round until all have. Yields after each round.
 
     model: a CachedGPT with a row for each Text. A text sees its window, at most its last n_tokens tokens. A full window

@@ -15,6 +15,7 @@ from itertools import accumulate, takewhile
 from typing import NamedTuple
 
 import torch
+from tiktoken import Encoding
 
 from nanoladder.machine import double
 from nanoladder.tokenizer.encoding import encode, end_of_text
@@ -35,7 +36,7 @@ class Prompt(NamedTuple):
     splits: tuple = ()
 
     @property
-    def longest(self):
+    def longest(self) -> int:
         """Number of tokens of the longest encoding, without a crossing token."""
         return max(len(split.tokens) for split in (self, *self.splits))
 
@@ -44,7 +45,7 @@ class Prompt(NamedTuple):
         return [(split, token) for split in self.splits for token in split.crossing][i]
 
 
-def heal(tokenizer, text, size):
+def heal(tokenizer: Encoding, text: str, size: int) -> Prompt:
     """Returns the Prompt of a text, not empty. size: context length. Raises BadInput for characters without a token.
 
     A text that one token may span begins a document, so that even this token has a probability; without

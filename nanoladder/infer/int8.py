@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from model import GPT
 from nanoladder.errors import BadInput
 from nanoladder.infer.linear import linears, multiply
 
@@ -32,7 +33,7 @@ class Rows(nn.Module):
         return (self.codes[ids] * self.scales[ids]).to(self.dtype)
 
 
-def quantize(gpt):
+def quantize(gpt: GPT) -> None:
     """Converts the token embedding and the weight of every Linear of a GPT to int8; a tied head shares the embedding's.
 
     Call it once the model is on its device and in its final dtype. For inference only.
@@ -55,7 +56,7 @@ def multiply_by_rows(linear, x):
     return multiply(x, linear.rows(), linear.bias)
 
 
-def require_gain(device, n_rows, compile):
+def require_gain(device: torch.device, n_rows: int, compile: bool) -> None:
     """Raises BadInput unless int8 is known to be faster than the unquantized weights."""
     if device.type == "mps" or not compile or n_rows > 1:
         raise BadInput(

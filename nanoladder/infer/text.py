@@ -2,6 +2,10 @@
 
 import codecs
 
+import torch
+from tiktoken import Encoding
+
+from nanoladder.infer.healing import Prompt
 from nanoladder.tokenizer.encoding import end_of_text
 
 
@@ -11,7 +15,9 @@ class Text:
     prompt: a Prompt. generator: the torch.Generator, on the model's device, that samples its tokens.
     """
 
-    def __init__(self, tokenizer, prompt, generator, max_new_tokens, stop=""):
+    def __init__(
+        self, tokenizer: Encoding, prompt: Prompt, generator: torch.Generator, max_new_tokens: int, stop: str = ""
+    ) -> None:
         self.tokenizer, self.n_vocab, self.end = tokenizer, tokenizer.n_vocab, end_of_text(tokenizer)
         self.prompt, self.tokens, self.max_tokens = prompt, list(prompt.tokens), len(prompt.tokens) + max_new_tokens
         self.generator, self.stop = generator, stop
@@ -41,7 +47,7 @@ class Text:
             self.characters, self.ended = self.characters.partition(self.stop)[0], True
         return crosses
 
-    def take(self):
+    def take(self) -> str:
         """Returns the characters since the last call, except a tail that may begin the stop text."""
         sizes = range(min(len(self.stop) - 1, len(self.characters)), 0, -1) if not self.ended else []
         n_held = next((size for size in sizes if self.characters.endswith(self.stop[:size])), 0)
