@@ -9,6 +9,7 @@ To torch.compile, forward and backward are opaque operators: in its graph, the l
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -28,7 +29,7 @@ def uses_blocks(attention, dropout, context_length, device_type, dtype):
     return dtype == torch.bfloat16 or (dtype == torch.float32 and 256 <= context_length <= 1024)
 
 
-def attend_in_blocks(q, k, v):
+def attend_in_blocks(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Causal attention, without dropout, of queries, keys and values (B, nh, T, hs) of one dtype -> the same shape."""
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     return operator(q, k, v, needs_grad)[0]
@@ -45,12 +46,12 @@ def blocks(T, dtype):
     return [(start, min(start + size, T)) for start in range(0, T, size)]
 
 
-def count_scores(T, dtype):
+def count_scores(T: int, dtype: torch.dtype) -> int:
     """Total number of scores in all blocks of a head."""
     return sum((end - start) * end for start, end in blocks(T, dtype))
 
 
-def heads_at_a_time(q):
+def heads_at_a_time(q: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yields the indices (sequences, heads) of parts of q (B, nh, T, hs), each of as many heads as CACHE holds."""
     B, nh, T, _ = q.shape
     n = max(1, CACHE // (q.itemsize * T * min(T, block_size(T, q.dtype))))

@@ -13,6 +13,7 @@ Sources: Wijmans et al. 2024, "Cut Your Losses" (https://arxiv.org/abs/2411.0900
 
 import functools
 import math
+from typing import Literal
 
 import torch
 
@@ -24,7 +25,7 @@ FEW_BYTES = 256e6  # size of half-precision logits up to which loss_chunks=auto 
 TOKENS_PER_CHANNEL = 8  # in a chunk, for loss_chunks=auto
 
 
-def count_chunks(loss_chunks, n_tokens, n_logits, n_channels):
+def count_chunks(loss_chunks: int | Literal["auto"], n_tokens: int, n_logits: int, n_channels: int) -> int:
     """Number of chunks for the logits (n_tokens, n_logits) of hidden states (n_tokens, n_channels); 0: no chunks.
 
     "auto" makes none of FEW_BYTES. Else a chunk has TOKENS_PER_CHANNEL · n_channels tokens, whatever the device and the
@@ -39,7 +40,17 @@ def count_chunks(loss_chunks, n_tokens, n_logits, n_channels):
     return math.ceil(n_tokens / (TOKENS_PER_CHANNEL * n_channels))
 
 
-def head_loss(hidden, weight, targets, n_vocab, n_chunks, ignore_index=-100, first_row=0, group="", cap=0.0):
+def head_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    n_vocab: int,
+    n_chunks: int,
+    ignore_index: int = -100,
+    first_row: int = 0,
+    group: str = "",
+    cap: float = 0.0,
+) -> torch.Tensor:
     """Summed cross-entropy () of the logits `hidden @ weight.T`, in nats, float32.
 
     hidden (N, C), weight (V, C), targets (N,), where ignore_index contributes no loss and no gradient; a target outside
@@ -173,7 +184,7 @@ def takes_exponentials(hidden, weight):
     return suits_exponentials(hidden, weight) and not why_not_triton()
 
 
-def suits_exponentials(hidden, weight):
+def suits_exponentials(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
     """True if exp_triton supports these tensors: bfloat16, with rows aligned to 16 bytes."""
     return hidden.dtype == torch.bfloat16 and len(weight) % 8 == weight.shape[1] % 8 == 0
 
@@ -186,7 +197,7 @@ def exponential_kernels():
 
 
 @functools.cache
-def why_not_triton():
+def why_not_triton() -> str:
     """Returns why the softmax's Triton kernel cannot run on this GPU, or "" if it can; launches it once to find out.
 
     Triton may be absent; its launcher needs a C compiler, its kernel one of the GPUs that it supports.
