@@ -4,12 +4,13 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from nanoladder.config import Config
 from nanoladder.errors import BadInput
 
 # -- weights and floating-point operations
 
 
-def list_weights(config, padded=True):
+def list_weights(config: Config, padded: bool = True) -> list[tuple[str, tuple[int, ...], int]]:
     """Lists the weights of a config's GPT as (name, shape, count); a tied weight once. padded: with the padding's rows.
 
     Weights that are alike in several layers are one entry, with * in the name for the layer's number.
@@ -39,23 +40,23 @@ def list_weights(config, padded=True):
     return [*in_blocks, *((name, shape, 1) for name, shape in others.items()), *tables]
 
 
-def count_parameters(config):
+def count_parameters(config: Config) -> int:
     """Number of parameters of a config's GPT, without the vocabulary's padding. A tied weight counts once."""
     return sum(count * math.prod(shape) for _, shape, count in list_weights(config, padded=False))
 
 
-def count_block(config):
+def count_block(config: Config) -> int:
     """Number of parameters of one block."""
     return sum(math.prod(shape) for name, shape, _ in list_weights(config) if name.startswith("blocks."))
 
 
-def block_flops(config):
+def block_flops(config: Config) -> int:
     """Floating-point operations to train a block on one token: 6 for each of 12·C² weights, 12·C·T for attention."""
     C, T = config.n_embd, config.context_length
     return 72 * C * C + 12 * C * T
 
 
-def flops_per_token(config):
+def flops_per_token(config: Config) -> int:
     """Floating-point operations to train a config's GPT on one token: 6 per multiplied weight, 12·L·C·T for attention.
 
     Follows Chowdhery et al. 2022 (PaLM), appendix B. The multiplied weights are the matrices of the blocks and the
@@ -84,7 +85,7 @@ class Grid(NamedTuple):
         return " × ".join(f"{getattr(self, name)} {name}" for name in names if getattr(self, name) > 1)
 
 
-def divide(config, n):
+def divide(config: Config, n: int) -> Grid:
     """Returns the Grid of n processes: the other dimensions determine data. Raises BadInput if they do not divide n."""
     pipeline, context, tensor = config.pipeline_parallel, config.context_parallel, config.tensor_parallel
     product = pipeline * context * tensor
@@ -96,7 +97,7 @@ def divide(config, n):
     return Grid(pipeline, n // product, context, tensor)
 
 
-def count_sharing(config, sizes, n_per_node):
+def count_sharing(config: Config, sizes: Grid, n_per_node: int) -> int:
     """Number of processes that hold one copy of their weights among them: a Mesh's n_sharing."""
     averaging = sizes.data * sizes.context
     if config.shard == "none":
@@ -111,40 +112,40 @@ def count_sharing(config, sizes, n_per_node):
 STAGES = {"1f1b": 1, "interleaved": 2}  # stages of a process in each schedule of a pipeline
 
 
-def share_of_process(config, world_size):
+def share_of_process(config: Config, world_size: int) -> Config:
     """Returns the config with the batch_size and micro_batch_size of one of world_size processes."""
     grid = divide(config, world_size)
     size = micro_batch_size(config, grid)
     return dataclasses.replace(config, batch_size=config.batch_size // grid.data, micro_batch_size=size)
 
 
-def count_tokens(config, world_size):
+def count_tokens(config: Config, world_size: int) -> int:
     """Number of tokens in a forward of one of world_size processes: of its micro-batch, its part of each sequence."""
     parts = divide(config, world_size).context
     return share_of_process(config, world_size).micro_batch_size * config.context_length // parts
 
 
-def micro_batch_size(config, grid):
+def micro_batch_size(config: Config, grid: Grid) -> int:
     """Sequences of a process's share of the batch that run at once. micro_batch_size=0: as many as possible."""
     share = config.batch_size // grid.data
-    return min(config.micro_batch_size or max(micro_batch_sizes(config, grid), default=share), share)
+    return min(config.micro_batch_size or max(micro_batch_sizes(config, grid), default=share), share)  # pyright: ignore
 
 
-def micro_batch_sizes(config, grid):
+def micro_batch_sizes(config: Config, grid: Grid) -> list[int]:
     """Sizes into which a process's share of the batch divides, ascending; in a pipeline those that fill it."""
     share = config.batch_size // grid.data
     divisors = [size for size in range(1, share + 1) if share % size == 0]
     return [size for size in divisors if can_schedule(config.pipeline_schedule, grid.pipeline, share // size)]
 
 
-def can_schedule(schedule, n_processes, n_micro_batches):
+def can_schedule(schedule: str, n_processes: int, n_micro_batches: int) -> bool:
     """True if a schedule can run with this number of micro-batches."""
     if schedule == "1f1b":
         return n_micro_batches >= n_processes
     return n_micro_batches % n_processes == 0
 
 
-def predict_bubble(schedule, n_processes, n_micro_batches):
+def predict_bubble(schedule: str, n_processes: int, n_micro_batches: int) -> float:
     """Share of a step in which a process waits, if all stages take equally long and sending takes no time.
 
     p - 1 of the m + p - 1 turns for 1f1b, of v·m + p - 1 with v stages a process (Narayanan et al. 2021, section 2.2).

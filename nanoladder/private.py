@@ -9,6 +9,8 @@ Without those it cannot measure or predict, but training works.
 import contextlib
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as collectives
@@ -35,20 +37,20 @@ set_allocator = set_allocator or getattr(torch.cuda.memory, "_set_allocator_sett
 clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 
-def multiplies_bfloat16():
+def multiplies_bfloat16() -> bool:
     """True if the CPU has bfloat16 instructions that oneDNN can use. Without the names, False: float32 is used."""
     with contextlib.suppress(AttributeError):
         return torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return False
 
 
-def attention_backend(q, **options):
+def attention_backend(q: torch.Tensor, **options: Any) -> int | None:
     """Number (SDPBackend) of the kernel that PyTorch chooses for self-attention of q; None without the name."""
     choose = getattr(torch, "_fused_sdp_choice", None)
     return choose and choose(q, q, q, **options)
 
 
-def compile_tanh_by_exp():
+def compile_tanh_by_exp() -> None:
     """Makes compiled code for a CPU compute tanh by exp. Without the name GELU takes 3 to 4 % of a step longer."""
     from torch._inductor import config  # imported late: the compiler takes a second to load
 
@@ -56,14 +58,14 @@ def compile_tanh_by_exp():
         config.cpp.use_decompose_tanh = True
 
 
-def loaded_compiler():
+def loaded_compiler() -> ModuleType | None:
     """torch._dynamo if it is loaded, else None: loading it takes a second. Without the name, None: then a compiler
     failure ends in a traceback, and the compiled code of larger micro-batches stays in memory.
     """
     return sys.modules.get("torch._dynamo")
 
 
-def compiled_libraries():
+def compiled_libraries() -> list[Path]:
     """Lists the libraries in the compiler's cache as (path, the compiler's lock on it). Without the names, which tell
     where and how it locks, the list is empty: libraries that are cut off stay.
     """
@@ -76,7 +78,7 @@ def compiled_libraries():
     return []
 
 
-def keep_address(tensor):
+def keep_address(tensor: torch.Tensor) -> None:
     """Tells the compiler that a tensor stays where it is. Without the name CUDA graphs copy it at every step."""
     getattr(torch._dynamo, "mark_static_address", lambda tensor: None)(tensor)
 
@@ -89,7 +91,7 @@ class OrderedDataParallel(nn.parallel.DistributedDataParallel):
     step of its own, differs from one that was never interrupted.
     """
 
-    def __init__(self, model, **options):
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.broadcast_buffers = False  # they are constants
         getattr(self.reducer, "_push_all_rebuilt_params", lambda: None)()  # the order for good

@@ -20,7 +20,7 @@ CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-
 SIZE, MOST = 256, 8  # minimum bytes of one key's scores in a block; maximum blocks in a sequence
 
 
-def uses_blocks(attention, dropout, context_length, device_type, dtype):
+def uses_blocks(attention: str, dropout: float, context_length: int, device_type: str, dtype: torch.dtype) -> bool:
     """True for attention="blocks", and for "auto" if blocks take less time than SDPA: on a CPU, without dropout, in
     bfloat16, or in float32 with a context of 256 to 1024 tokens.
     """

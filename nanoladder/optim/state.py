@@ -32,7 +32,7 @@ def state_shapes(config: Config, name: str, shape: tuple[int, ...]) -> dict[str,
     return states | ({"average": shape} if config.ema else {})
 
 
-def count_state_bytes(config, name, shape):
+def count_state_bytes(config: Config, name: str, shape: tuple[int, ...]) -> float:
     """Number of bytes of a weight's state in the config's optimizer.
 
     In 8 bits, a moment is codes, a float32 scale of each BLOCK of them, and a float32 table of the 256 codes' values.

@@ -8,7 +8,7 @@ from nanoladder.arithmetic import STAGES, Grid, micro_batch_size, micro_batch_si
 from nanoladder.config import DEFAULTS, Config
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_dtype
-from nanoladder.parallel.mesh import Grid, mesh
+from nanoladder.parallel.mesh import mesh
 
 ADDRESS = "MASTER_ADDR"
 LAUNCHED = "WORLD_SIZE", "RANK", "LOCAL_RANK", ADDRESS, "MASTER_PORT"  # set by torchrun in every process
