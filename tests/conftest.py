@@ -1,5 +1,6 @@
 """Shared fixtures and helpers: a tiny config, small datasets, and an in-process command line."""
 
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -9,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from hypothesis import settings
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -160,9 +161,10 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     path = folder / "pages" / "index.html"
-    with FileLock(folder / "pages.lock"):
-        if not path.exists():
+    while not path.exists():
+        with contextlib.suppress(BlockingIOError), files.hold(folder / "pages.lock"):
             build.write(path)
+        time.sleep(0.1)  # another process may be building it
     return path
 
 
