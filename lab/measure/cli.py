@@ -105,7 +105,7 @@ MODES = {
         ("minutes", "on", "rungs", "kept", "out_dir"),
     ),
     "race": Mode(
-        "how much sooner whole runs reach the final loss of another config, or of nanoGPT's own command",
+        "how much faster whole runs reach the final loss of another config, or of nanoGPT's own command",
         ("against", "nanogpt", "seeds", "out_dir"),
     ),
     "peers": Mode("the loop against Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),

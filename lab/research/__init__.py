@@ -1,1 +1,1 @@
-"""Research: what each rung of the second ladder is worth in tokens, the race to a loss, and its records."""
+"""Research: the token efficiency of each rung, the race to a loss, and its records."""

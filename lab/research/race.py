@@ -45,7 +45,7 @@ COLORS = {"naive": "tab:red", "loop": "tab:blue", "both": "tab:green", "nanoGPT"
 LABELS = {"naive": "the naive loop", "loop": "the first ladder's loop", "both": "and the second ladder's recipe"}
 LABELS |= {"nanoGPT": "nanoGPT's own command", "ours": "both ladders"}
 HOW_TO_READ = """A time is a whole command's: imports, compilation from an empty cache and validation count. A loss is \
-that of a finished schedule. sooner: the time of {first} with the same seed divided by this, in brackets an interval \
+that of a finished schedule. speedup: the time of {first} with the same seed divided by this, in brackets an interval \
 (docs/measuring.md)."""
 COUNTED = {"what": "counted"}  # a row beside the runs
 SAME = "dataset", "context_length", "eval_windows"  # keys that a validation loss depends on
@@ -139,14 +139,14 @@ def report(results, commands):
     unit, time, key, loss = units(runs)
     first_loss = stats.by_seed(runs, first, key)
     logs = {name: stats.paired(runs, first, name, "seconds", stats.log_ratio) for name in others}
-    sooner = {first: "1.00×", **stats.in_words(logs)}
+    speedups = {first: "1.00×", **stats.in_words(logs)}
     for name, command in commands.items():
         seconds, losses = (stats.by_seed(runs, name, figure) for figure in ("seconds", key))
         missed = [str(seed) for seed, each in losses.items() if each > first_loss[seed]]
         rows[name] = {
             "command: train.py": f"`{command}`",
             f"{time}, by seed": ", ".join(f"{each / unit:.{2 if unit > 1 else 1}f}" for each in seconds.values()),
-            "sooner": sooner[name],
+            "speedup": speedups[name],
             f"{loss} at the end": ", ".join(f"{each:.4f}" for each in losses.values()),
             f"{first}'s loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
         }

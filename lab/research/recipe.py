@@ -1,7 +1,7 @@
-"""Measures what each rung of a recipe is worth: python profile.py config/recipe_small.py --mode=recipe [--minutes=60]
+"""Measures the token efficiency of each rung: python profile.py config/recipe_small.py --mode=recipe [--minutes=60]
 
 Every loss is that of a whole run with its own schedule, at the best learning rate of its row. Rows are compared seed by
-seed: those of one seed train on the same batches. In this order:
+seed: runs of one seed train on the same batches. In this order:
 
 1. The base's learning rate: 0.5, 1 and 2 times the config's, on three seeds; further factors of 2 if an end wins.
 2. The base at length 1 on ten seeds.
@@ -12,12 +12,12 @@ seed: those of one seed train on the same batches. In this order:
 6. The recipe without each rung; then each alone, on the base. Their rates are chosen on one seed.
 7. The time of a step of every row, in rounds as the first ladder's, and its memory.
 
-The next trial is a function of the finished ones, so an interrupted command, repeated, continues in this order.
+The next run is a function of the finished ones, so an interrupted command, repeated, continues in this order.
 
 --kept=a,b,c: rungs kept at another scale are not screened, but measured together, tuned at half the length,
 then without each, and alone. Rates are chosen on one seed; the base's curve spans a quarter of the length to twice it.
 
---on=a,b,c: the base includes these rungs. --rungs=d,e: only these of the others are measured.
+--on=a,b,c: the base includes these rungs. --rungs=d,e: of the others, only these are measured.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class Row:
     note: str | None = None
 
 
-class Trial(NamedTuple):
+class TrainingRun(NamedTuple):
     """A whole run of a row's config at a multiple of its learning rates and of its steps."""
 
     name: str
@@ -100,10 +100,10 @@ class Trial(NamedTuple):
 
 
 @functools.cache
-def row_of(trial):
-    """The row of a trial. Trials of one config are the same row, whatever their names."""
-    about = {"name": trial.name, "lr_factor": trial.factor, "length": trial.length, "seed": trial.seed}
-    return {"what": "train", "keys": differences(trial.resolved()), "about": about}
+def row_of(run):
+    """The row of a run. Runs of one config are the same row, whatever their names."""
+    about = {"name": run.name, "lr_factor": run.factor, "length": run.length, "seed": run.seed}
+    return {"what": "train", "keys": differences(run.resolved()), "about": about}
 
 
 def train(row):
@@ -117,29 +117,29 @@ def train(row):
 
 
 class Protocol:
-    """Conclusions from the finished trials: rows (alone, without: by rung), the curve, the trials wanted next."""
+    """Conclusions from the finished runs: rows (alone, without: by rung), the curve, the runs wanted next."""
 
     def __init__(self, config, rungs, loss, kept=()):
-        """rungs: {name: changes of the config}, first the base's. loss: function of a trial; None: it has not run.
+        """rungs: {name: changes of the config}, first the base's. loss: function of a run; None: it has not run.
 
         kept: rungs that are not to be screened, but taken together; none: all are screened.
         """
         self.config, self.rungs, self.loss, self.given = config, rungs, loss, kept
         seeds, self.many = (ONCE, ONCE) if kept else (SCREENING, MANY)
-        self.base = Row(next(iter(rungs)), self.built([]), seeds=seeds, length=1.0, kept=True)
+        self.base = Row(next(iter(rungs)), self.config_with([]), seeds=seeds, length=1.0, kept=True)
         self.rows, self.alone, self.without, self.curve, self.wanted = [], {}, {}, None, []
 
     def follow(self):
-        """Goes through the phases as far as the finished trials allow, and lists the wanted ones. Returns itself."""
-        if self.tune(self.base, 1.0, 1.0) and self.of_base(1.0, self.many) is not None:
+        """Goes through the phases as far as the finished runs allow, and lists the wanted ones. Returns itself."""
+        if self.tune(self.base, 1.0, 1.0) and self.base_losses(1.0, self.many) is not None:
             screened = self.take_together(self.given) if self.given else self.screen()
             self.curve = self.measure_curve()
-            self.of_base(1.0, FRESH)
+            self.base_losses(1.0, FRESH)
             if screened and self.curve:
                 self.confirm()
         return self
 
-    def built(self, names):
+    def config_with(self, names):
         """The config of the base with these rungs, or the BadInput that explains why there is none."""
         merged = {}
         for name in [next(iter(self.rungs)), *names]:
@@ -151,20 +151,20 @@ class Protocol:
         _, *names = self.rungs
         sets = [[], *([name] for name in names), *(names[:n] for n in range(2, len(names) + 1))]
         for each in [*sets, *([other for other in names if other != name] for name in names)]:
-            if isinstance(error := self.built(each), BadInput):
+            if isinstance(error := self.config_with(each), BadInput):
                 raise BadInput(f"--mode=recipe: {' + '.join([self.base.name, *each])}: {error}")
 
     # -- losses
 
     def losses(self, row, length, seeds, factor=None):
-        """Returns a row's losses by seed; None if some are missing, which it then adds to the wanted trials."""
-        trials = [Trial(row.name, row.config, seed, factor or row.factor, length) for seed in seeds]
-        losses = [self.loss(trial) for trial in trials]
-        missing = [trial for trial, loss in zip(trials, losses, strict=True) if loss is None]
-        self.wanted += [trial for trial in missing if trial not in self.wanted]
+        """Returns a row's losses by seed; None if some are missing, which it then adds to the wanted runs."""
+        runs = [TrainingRun(row.name, row.config, seed, factor or row.factor, length) for seed in seeds]
+        losses = [self.loss(run) for run in runs]
+        missing = [run for run, loss in zip(runs, losses, strict=True) if loss is None]
+        self.wanted += [run for run in missing if run not in self.wanted]
         return None if missing else losses
 
-    def of_base(self, length, seeds, factor=None):
+    def base_losses(self, length, seeds, factor=None):
         """The losses of the base. Raises BadInput if one is not finite."""
         losses = self.losses(self.base, length, seeds, factor)
         if losses and math.inf in losses:
@@ -176,7 +176,7 @@ class Protocol:
         return self.losses(row, row.tuned_at, row.seeds)
 
     def tune(self, row, length, center, lowest=math.inf):
-        """Sets and returns the factor of the learning rate whose worst seed is best; None if trials are missing.
+        """Sets and returns the factor of the learning rate whose worst seed is best; None if runs are missing.
 
         The mean would choose rates at which two seeds do well and the third does not. lowest: every factor from here to
         the center is tried too, since a rate that beats its half and its double may still be far from the best.
@@ -195,13 +195,13 @@ class Protocol:
     def log_gains(self, row, fresh):
         """The logarithms of a row's tokens × by seed, each against the base's run of its seed; None if any is missing.
 
-        fresh: at the row's own length, on fresh seeds; else those of the screening.
+        fresh: at the row's own length, on fresh seeds; else from the screening.
         """
-        own, screening = (FRESH, row.length, row.fresh_factor), (row.seeds, row.tuned_at, row.factor)
-        seeds, length, factor = own if fresh else screening
+        final, screening = (FRESH, row.length, row.fresh_factor), (row.seeds, row.tuned_at, row.factor)
+        seeds, length, factor = final if fresh else screening
         if not (factor and length and self.curve):
             return None
-        losses, others = self.losses(row, length, seeds, factor), self.of_base(1.0, seeds)
+        losses, others = self.losses(row, length, seeds, factor), self.base_losses(1.0, seeds)
         if not (losses and others):
             return None
         start = self.curve.loss(1.0)
@@ -229,7 +229,7 @@ class Protocol:
         return "≤ " if min(lengths) < 1.0001 * self.curve.low else ""
 
     def diverged(self, row):
-        """Number of a row's trials at its best learning rate that diverged."""
+        """Number of a row's runs at its best learning rate that diverged."""
         of_phases = [self.screening(row), row.fresh_factor and self.losses(row, row.length, FRESH, row.fresh_factor)]
         return sum(losses.count(math.inf) for losses in of_phases if losses)
 
@@ -239,7 +239,7 @@ class Protocol:
         """Adds a row for each rung. True if all are screened."""
         path, below = [], self.base
         for name in [*self.rungs][1:]:
-            row = Row(name, self.built([*path, name]), below)
+            row = Row(name, self.config_with([*path, name]), below)
             self.rows.append(row)
             if isinstance(row.config, BadInput):  # without a rung that was not kept
                 row.note = str(row.config)
@@ -253,37 +253,37 @@ class Protocol:
 
     def take_together(self, names):
         """Adds a row for each of these rungs, and one for all of them. True if it is tuned, at half the length."""
-        together = Row("together", self.built(names), self.base, ONCE, HALF, kept=True)
+        together = Row("together", self.config_with(names), self.base, ONCE, HALF, kept=True)
         self.rows = [*(Row(name, None, kept=True, note="kept at another scale") for name in names), together]
         return bool(self.tune(together, HALF, self.base.factor))
 
     def measure_curve(self):
-        """The base's Curve, by differences from its runs of length 1 of the same seeds; None if trials are missing."""
-        many = self.of_base(1.0, self.many)
+        """The base's Curve, by differences from its runs of length 1 of the same seeds; None if runs are missing."""
+        many = self.base_losses(1.0, self.many)
         points = {1.0: statistics.fmean(many)}
         for length in (QUARTER, HALF, TWICE) if self.given else (HALF, TWICE, FOUR):
             seeds = ONCE if length == FOUR else self.base.seeds
             if length != FOUR:  # else at the rate of TWICE
                 factor = self.tune(dataclasses.replace(self.base), length, self.base.factor)
-            losses = factor and self.of_base(length, seeds, factor)
+            losses = factor and self.base_losses(length, seeds, factor)
             pairs = zip(losses or [math.nan], many, strict=False)
             points[length] = losses and points[1.0] + statistics.fmean(this - other for this, other in pairs)
         return None if None in points.values() else Curve(points)
 
     def confirm(self):
-        """Wants the trials on fresh seeds, then those of each rung alone and of the recipe without each rung."""
+        """Wants the runs on fresh seeds, then each rung alone and the recipe without each rung."""
         self.base.fresh_factor = self.base.factor
         kept = [row for row in self.rows if row.kept]
         names = self.given or [row.name for row in kept]
         for row in sorted((row for row in self.rows if not row.note), key=lambda row: not row.kept):
             self.confirm_row(row)
         for name in self.given or [row.name for row in self.rows]:
-            self.alone[name] = alone = Row(f"{name} alone", self.built([name]), seeds=ONCE)
+            self.alone[name] = alone = Row(f"{name} alone", self.config_with([name]), seeds=ONCE)
             self.tune(alone, 1.0, self.base.factor)
         for alone in self.alone.values():
             self.confirm_row(alone)
         for name in names:
-            rest = Row(f"without {name}", self.built([other for other in names if other != name]), seeds=ONCE)
+            rest = Row(f"without {name}", self.config_with([other for other in names if other != name]), seeds=ONCE)
             rest.length, rest.factor, self.without[name] = kept[-1].length, kept[-1].fresh_factor, rest
             if isinstance(rest.config, BadInput):
                 rest.note = str(rest.config)
@@ -291,7 +291,7 @@ class Protocol:
                 self.confirm_row(rest, self.base.factor)
 
     def confirm_row(self, row, lowest=math.inf):
-        """Wants a row's trials on fresh seeds. Its length, if it has none, is that of its screening's tokens ×."""
+        """Wants a row's runs on fresh seeds. Its length, if it has none, follows from its screening's tokens ×."""
         if row.length is None and (screened := self.log_gains(row, fresh=False)):
             row.length = round(self.config.max_steps / math.exp(statistics.fmean(screened))) / self.config.max_steps
         if row.length and row.factor:
@@ -300,10 +300,10 @@ class Protocol:
 
 
 def measure(options, words):
-    """Runs missing trials for --minutes, and writes the report on all of them."""
+    """Trains the missing runs for --minutes, and writes the report on all of them."""
     config = load_config(words)
     dataset = open_dataset(config)
-    rungs = chosen(rungs_of(config), options.on or (), options.rungs or ())
+    rungs = select_rungs(rungs_of(config), options.on or (), options.rungs or ())
     if absent := [name for name in options.kept or () if name not in rungs]:
         raise BadInput(f"--kept={absent[0]}: --on has it, or --rungs leaves it out; expected rungs that are measured")
     protocol = functools.partial(Protocol, config, rungs, kept=options.kept or ())
@@ -320,22 +320,22 @@ def measure(options, words):
     with Runs(folder / RUNS, "recipe", {"data": dataset.fingerprint()}, origin) as runs:
         losses = {}
 
-        def loss(trial):
+        def loss(run):
             """The final validation loss, in nats per token; infinite if it diverged or failed, None without one."""
-            if trial not in losses and (row := row_of(trial)) in runs:
-                losses[trial] = (runs.figures(row) or {}).get("val_loss") or math.inf
-            return losses.get(trial)
+            if run not in losses and (row := row_of(run)) in runs:
+                losses[run] = (runs.figures(row) or {}).get("val_loss") or math.inf
+            return losses.get(run)
 
         def follow():
             return protocol(loss).follow()
 
         try:
-            for run in runs.take(lambda: list(map(row_of, follow().wanted)), train, end, at_once, "trial"):
-                said = run.failed or run.figures["note"] or format(run.figures["val_loss"], ".4f")
-                tqdm.write(f"{in_words(run.row)}: {said}")
-            found = follow()
-            if not found.wanted:
-                list(runs.take(lambda: steps_of(found), measure_step, end, unit="process"))
+            for run in runs.take(lambda: list(map(row_of, follow().wanted)), train, end, at_once, "run"):
+                text = run.failed or run.figures["note"] or format(run.figures["val_loss"], ".4f")
+                tqdm.write(f"{in_words(run.row)}: {text}")
+            followed = follow()
+            if not followed.wanted:
+                list(runs.take(lambda: steps_of(followed), measure_step, end, unit="process"))
         finally:
             report(follow(), runs, words, options.on, parameters)
 
@@ -374,7 +374,7 @@ def rungs_of(config):
     return rungs
 
 
-def chosen(rungs, on, names):
+def select_rungs(rungs, on, names):
     """The rungs to measure: the base, with the rungs that it already has, then those of these names, or all others.
 
     rungs: {name: changes of the config}, first the base's. Raises BadInput if none is left.

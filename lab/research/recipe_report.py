@@ -15,9 +15,9 @@ KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base
 COLORS = {"holds": "tab:green", "costs": "tab:red"}
 HOW_TO_READ = f"""\
 **tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
-those of the recipe (≥, ≤: a bound). **step ×**: the same, but against the row kept before it. **alone ×**: this
-rung on the base. **without ×**: the recipe, against the recipe without this rung. In brackets: intervals over n seeds;
-all of a column hold at once in {LEVEL:.0%} of tables. Verdicts: on the step; a rung whose learning rate was chosen on
+the tokens of the recipe (≥, ≤: a bound). **step ×**: the same, but against the row kept before it. **alone ×**: this
+rung on the base. **without ×**: the recipe, against the recipe without this rung. In brackets: simultaneous
+{LEVEL:.0%} intervals of a column, over n seeds. Verdicts: on the step; a rung whose learning rate was chosen on
 the seeds that judge it (n = 3) is not confirmed. Bits per byte and lr: at length 1, seeds 0 to 2 (together:
 at length ½, seed 0); fresh lr: at the row's own length, chosen on seed 0. kept: the rung lowered the mean loss of the
 screening, and the rows after stand on it. ms ×: time of a step relative to the base's, alone on the machine,
@@ -29,15 +29,15 @@ def report(protocol, runs, words, on, parameters):
 
     on: the rungs that the base has, or None. parameters: function of a config.
     """
-    folder, trials = runs.path.parent, [run for run in runs if run.row["what"] == "train"]
+    folder, trained = runs.path.parent, [run for run in runs if run.row["what"] == "train"]
     if not protocol.base.factor:
         return print(f"the base's learning rate is not known yet; the same command continues\nwritten: {runs.path}")
     rows = figures(protocol, runs, parameters)
-    origins = [run.conditions for run in trials]
+    origins = [run.conditions for run in trained]
     commits, machines = (sorted({each[key] for each in origins if each[key]}) for key in ("commit", "machine"))
     text = [
         f"## recipe: `{' '.join(words)}`",
-        f"{len(trials)} whole runs of {', '.join(commits)} on {', '.join(machines)}. "
+        f"{len(trained)} whole runs of {', '.join(commits)} on {', '.join(machines)}. "
         f"The base has {', '.join(on or ['no rung'])}. Length 1 is {protocol.config.max_steps} steps of "
         f"{protocol.config.batch_size} × {protocol.config.context_length} tokens. {in_words(protocol.curve)}",
         tables.markdown(COLUMNS, rows),
@@ -89,7 +89,7 @@ def figures(protocol, runs, parameters):
             cells["alone"]["bound"] = protocol.bound(protocol.alone[row.name])
         if "without" in cells:
             cells["without"]["bound"] = opposite(protocol.bound(protocol.without[row.name]))
-            cells["verdict"] = seen(changes["without"][row.name])  # of a rung without a row of its own
+            cells["verdict"] = describe_change(changes["without"][row.name])  # of a rung without a row of its own
         if not row.factor:
             cells["note"] += f": {cells['verdict']}" if "verdict" in cells else ""
             continue
@@ -122,11 +122,11 @@ def of_step(runs, row, what, figure):
     return [run.figures[figure] for run in runs if run.row["what"] == what and run.row["keys"] == keys]
 
 
-def seen(change):
-    """Describes the Interval of a change; if none is seen, with the largest change that it may hide."""
+def describe_change(change):
+    """Describes the Interval of a change; if it is not significant, with the largest change that it may hide."""
     if change.seen:
         return "holds" if change.middle > 0 else "costs"
-    return f"not seen (± {math.expm1(change.high - change.middle):.0%})"
+    return f"not significant (± {math.expm1(change.high - change.middle):.0%})"
 
 
 def verdict(protocol, row, steps):
@@ -137,7 +137,7 @@ def verdict(protocol, row, steps):
         return f"diverges on {diverged} seeds"
     if not protocol.confirmed(row):
         return f"{'kept' if row.kept else 'left out'}, not confirmed"
-    step = seen(steps[row.name])
+    step = describe_change(steps[row.name])
     doubt = protocol.bound(row) + opposite(protocol.bound(row.below))
     contradicted = {"holds": "≤", "costs": "≥"}.get(step, "none")
     return "beyond the curve" if contradicted in doubt else step
@@ -202,7 +202,7 @@ def draw(curve, rows, path):
     right.invert_yaxis()
     right.axvline(1.0, color="black", linewidth=0.8)
     right.set(xlabel=f"tokens × of the base, or of the recipe without the rung; {LEVEL:.0%} intervals")
-    right.set_title("green: holds, red: costs, gray: not seen or not confirmed")
+    right.set_title("green: holds, red: costs, gray: not significant or not confirmed")
     for axis in (left, right):
         axis.grid(alpha=0.3)
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

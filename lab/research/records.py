@@ -65,7 +65,7 @@ class Entry:
         return digest.hexdigest()
 
     def seeds(self, n):
-        """The seeds of a check, derived from the entry's files so that nobody can choose them."""
+        """The seeds of a check, derived from the entry's digest."""
         return [int(hashlib.sha256(f"{self.digest} {i}".encode()).hexdigest(), 16) % 10**6 for i in range(n)]
 
     def results(self):
@@ -74,7 +74,7 @@ class Entry:
 
     def races(self):
         """The results of every machine that has run it, with the files that are here."""
-        return [results for results in self.results().values() if is_own(self, results)]
+        return [results for results in self.results().values() if is_current(self, results)]
 
 
 def read_entry(folder):
@@ -103,8 +103,8 @@ def entries():
     return [read_entry(path.parent) for path in sorted(RECORDS.glob("*/README.md"))]
 
 
-def is_own(entry, results):
-    """True if results are an entry's: its name, and the digests of its files and of those of the entries it faced."""
+def is_current(entry, results):
+    """True if results are an entry's: its name, and the digests of its files and of the entries that it faced."""
     digests = {each.name: each.digest for each in entries()}
     faced = results.get("entries", {})
     return [*faced][-1:] == [entry.name] and faced.items() <= digests.items()
@@ -129,28 +129,28 @@ def has_failed(entry):
 # -- results of the runs
 
 
-def results_of(conditions, found):
+def results_of(conditions, runs):
     """The results of a check: its conditions, such as the machine and the entries, and its runs."""
-    return conditions | {"runs": with_seeds(found)}
+    return conditions | {"runs": with_seeds(runs)}
 
 
-def with_seeds(found):
+def with_seeds(runs):
     """[{"name": ..., "seed": ..., figures}] of the runs that have a seed."""
-    return [run.row | run.figures for run in found if "seed" in run.row]
+    return [run.row | run.figures for run in runs if "seed" in run.row]
 
 
 def verdict(results):
     """Returns the verdict of a check's results in words, and whether the entry holds: True, False, or None: not known.
 
-    It holds if it ends sooner than the record before it, and not more than MARGIN above the naive loop's loss: both on
+    It holds if it is faster than the record before it, and not more than MARGIN above the naive loop's loss: both on
     SEEDS seeds, each with a probability below P that chance alone does as well.
     """
     runs, (naive, record, name) = results["runs"], ends(results)
-    sooner = stats.paired(runs, record, name, "seconds", stats.log_ratio)
+    speedups = stats.paired(runs, record, name, "seconds", stats.log_ratio)
     below = stats.paired(runs, naive, name, "bpb", lambda first, second: first + MARGIN - second)
-    if len(sooner) < SEEDS or len(below) < SEEDS:
-        return f"no verdict: {min(len(sooner), len(below))} of {SEEDS} seeds", None
-    of_loss, of_time = stats.p_value(below), stats.p_value(sooner)
+    if len(speedups) < SEEDS or len(below) < SEEDS:
+        return f"no verdict: {min(len(speedups), len(below))} of {SEEDS} seeds", None
+    of_loss, of_time = stats.p_value(below), stats.p_value(speedups)
     if of_loss >= P:
         return f"misses the loss (p = {of_loss:.2g})", False
     if of_time >= P:
@@ -163,7 +163,7 @@ def compared(results, record, entry):
     logs = stats.paired(results["runs"], record.name, entry.name, "seconds", stats.log_ratio)
     losses = stats.paired(results["runs"], record.name, entry.name, "bpb", lambda first, second: second - first)
     return (
-        f"It ends {stats.mean_ratio(logs):.2f} times sooner than {record.name}, {statistics.fmean(losses):+.4f} bits "
+        f"It is {stats.mean_ratio(logs):.2f} times faster than {record.name}, {statistics.fmean(losses):+.4f} bits "
         f"per byte from its loss, on {len(logs)} seeds: no verdict, which takes the naive loop and {SEEDS} seeds"
     )
 
@@ -174,8 +174,8 @@ def ends(results):
     return names[0], names[-2], names[-1]
 
 
-def times_sooner(results):
-    """Logarithms of how many times sooner than the naive loop the entry ends, by seed."""
+def log_speedups(results):
+    """Logarithms of the speedup of the entry over the naive loop, by seed."""
     naive, _, name = ends(results)
     return stats.paired(results["runs"], naive, name, "seconds", stats.log_ratio)
 
@@ -184,26 +184,26 @@ def measured():
     """{machine in words: {Entry: results}} of all that has run against the naive loop."""
     machines = {}
     for entry in entries():
-        for results in filter(times_sooner, entry.races()):  # without those of an interrupted check's first seed
+        for results in filter(log_speedups, entry.races()):  # without those of an interrupted check's first seed
             machines.setdefault(machine_in_words(results["machine"]), {})[entry] = results
     return machines
 
 
 def figures(entry, results):
     """The texts of an entry's row on one machine."""
-    runs, (naive, _, name), logs = results["runs"], ends(results), times_sooner(results)
-    said, _ = verdict(results)
-    own = stats.by_seed(runs, name, "seconds")
-    if len(logs) >= SEEDS and set(own) != set(entry.seeds(len(own))):
-        said += ", on its author's seeds"
+    runs, (naive, _, name), logs = results["runs"], ends(results), log_speedups(results)
+    text, _ = verdict(results)
+    seconds = stats.by_seed(runs, name, "seconds")
+    if len(logs) >= SEEDS and set(seconds) != set(entry.seeds(len(seconds))):
+        text += ", on its author's seeds"
     minutes = {key: statistics.median(stats.by_seed(runs, key, "seconds").values()) / 60 for key in (name, naive)}
     loss = {key: statistics.fmean(stats.by_seed(runs, key, "bpb").values()) for key in (name, naive)}
     return {
         "minutes (naive)": f"{minutes[name]:.2f} ({minutes[naive]:.2f})",
-        "times sooner": stats.in_words({name: logs})[name],
+        "speedup": stats.in_words({name: logs})[name],
         "tokens ×": f"{statistics.median(stats.paired(runs, naive, name, 'tokens', lambda a, b: a / b)):.1f}",
         "bits/byte (naive)": f"{loss[name]:.4f} ({loss[naive]:.4f})",
-        "verdict": f"refused: {entry.refused}" if entry.refused else said,
+        "verdict": f"refused: {entry.refused}" if entry.refused else text,
     }
 
 
@@ -215,7 +215,7 @@ def table():
     news = []
     for entry in entries():
         news.append(f"- [{entry.name}]({entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})")
-        for name in [name for name, results in entry.results().items() if not is_own(entry, results)]:
+        for name in [name for name, results in entry.results().items() if not is_current(entry, results)]:
             news[-1] += f"; its {name} is not of these files: no row, remove it and check again"
     parts = ["\n".join(news)]
     for machine, runs in measured().items():
@@ -236,8 +236,8 @@ def page():
 def tried():
     """Returns records/tried.md: trials that ended no better, of every tried.jsonl and recipe.json in results/."""
     text = "# Tried, and no better\n\nWritten by `python ladder.py docs` from the trials in results/.\n\n"
-    text += "Each row is a trial that lost to the one most like it that ended lower and, where times are known, no "
-    text += "later: one run each, of the same preset and seed. *no KEY*: it lacks a key that the other one sets.\n\n"
+    text += "Each row is an unsuccessful trial, beside the most similar one that ended lower and, if times are known, "
+    text += "no later: one run each, of the same preset and seed. *no KEY*: it lacks a key that the other one sets.\n\n"
     text += "| preset | change | bits/byte | the other's |\n| --- | --- | --- | --- |\n"
     for path in sorted(RESULTS.glob("*/*/tried.jsonl")):
         trials = [run.row | run.figures for run in read_runs(path, "tried")[1]]
@@ -247,13 +247,13 @@ def tried():
                 like = min(better, key=lambda each, trial=trial: (len(changes(trial, each)), each["val_bpb"]))
                 figures = f"{trial['val_bpb']:.4f} | {like['val_bpb']:.4f}"
                 text += f"| {trial['preset']} | {'; '.join(changes(trial, like))} | {figures} |\n"
-    text += "\nRungs of the second ladder that fresh seeds did not see, or that cost "
+    text += "\nRungs without a significant gain on fresh seeds, or that cost tokens "
     text += "([how](../docs/recipe.md#how-it-is-measured)):\n\n"
     text += "| rung | verdict | against the recipe before it, or without it | measured |\n| --- | --- | --- | --- |\n"
     for path in sorted(RESULTS.glob("*/*/recipe.json")):
         for row in read(path, ("rows",))["rows"]:
             gain = row.get("step") or row.get("without")
-            if gain and row["verdict"].startswith(("not seen", "costs")):
+            if gain and row["verdict"].startswith(("not significant", "costs")):
                 measured = "/".join(path.parts[-3:-1])
                 text += f"| {row['name']} | {row['verdict']} | {tables.factor(gain)} × tokens | {measured} |\n"
     return text
@@ -262,8 +262,8 @@ def tried():
 def is_better(trial, other):
     """True if a trial ended lower than another of its preset and seed and, if that one's time is known, no later."""
     alike = all(trial[key] == other[key] for key in ("preset", "seed"))
-    sooner = trial.get("seconds", math.inf) <= other.get("seconds", math.inf)
-    return alike and sooner and trial["val_bpb"] < other["val_bpb"]
+    earlier = trial.get("seconds", math.inf) <= other.get("seconds", math.inf)
+    return alike and earlier and trial["val_bpb"] < other["val_bpb"]
 
 
 def changes(trial, other):
@@ -274,13 +274,13 @@ def changes(trial, other):
 
 
 def draw(path):
-    """Draws times sooner over the entries, a line for each machine, to a PNG."""
+    """Draws the speedup over the entries, a line for each machine, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 
     names, figure = [entry.name for entry in entries()], Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
     for machine, runs in measured().items():
-        logs = {names[0]: [0.0]} | {entry.name: times_sooner(results) for entry, results in runs.items()}
+        logs = {names[0]: [0.0]} | {entry.name: log_speedups(results) for entry, results in runs.items()}
         x, y = [names.index(name) for name in logs], np.array([stats.mean_ratio(each) for each in logs.values()])
         low, high = (np.exp([end(each) for each in logs.values()]) for end in (min, max))
         axis.errorbar(x, y, [y - low, high - y], marker="o", capsize=3, label=machine)
@@ -288,7 +288,7 @@ def draw(path):
             axis.annotate(f"{spot[1]:.1f}×", spot, (6, 6), textcoords="offset points")
     axis.set(
         yscale="log",
-        ylabel="times sooner than the naive loop (range of seeds)",
+        ylabel="speedup over the naive loop (range of seeds)",
         xlim=(-0.3, len(names) - 0.5),
     )
     ticks = 1, 2, 5, 10, 20, 50

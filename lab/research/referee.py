@@ -2,7 +2,7 @@
 
 Each contestant runs in a copy of the commit that is checked out, the entry with its patch. First come the rules that a
 machine can check: files, keys and functions that an entry may not change, and weights that ignore the seed. Then the
-entry, the record before it and the naive loop train in turns, on seeds that follow from the entry's files. The entry's
+entry, the record before it and the naive loop train in turns, on seeds derived from the entry's digest. The entry's
 first run is repeated, watched, with the validation tokens in random order: it must train as before, end worse, and
 read nothing else. A quick check leaves out the naive loop, which takes most of the time.
 """
@@ -84,8 +84,8 @@ def check(options):
     if options.quick:
         print(f"{entry.name} keeps the rules, as far as a machine can see. {records.compared(results, record, entry)}")
         return 0
-    said, holds = records.verdict(results)
-    print(f"{tables.texts({entry.name: records.figures(entry, results)})}\n\n{entry.name} {said}")
+    text, holds = records.verdict(results)
+    print(f"{tables.texts({entry.name: records.figures(entry, results)})}\n\n{entry.name} {text}")
     return int(not holds)
 
 

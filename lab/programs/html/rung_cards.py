@@ -20,7 +20,7 @@ BOUNDS = {"": "", "≥ ": "at least ", "≤ ": "at most "}
 BESIDE = {  # {verdict on the step from the row before: as text}
     "holds": "{rung} saves tokens: the recipe before it needs {times} times as many",
     "costs": "{rung} costs tokens: the recipe before it needs {times} times as many",
-    "not seen": "{rung} has no significant effect{doubt}",
+    "not significant": "{rung} has no significant effect{doubt}",
     "beyond the curve": "{rung} ends beyond the base's curve, so that its gain is only bounded",
     "kept, not confirmed": "{rung} lowers the loss, which fresh seeds have yet to confirm",
     "left out, not confirmed": "{rung} does not lower the loss, which fresh seeds have yet to confirm",
@@ -28,7 +28,7 @@ BESIDE = {  # {verdict on the step from the row before: as text}
 WITHOUT = {  # {verdict on a rung that has no row of its own, but was left out: as text}
     "holds": "the finished recipe without {rung} needs {times} times the tokens",
     "costs": "the finished recipe without {rung} needs only {times} times the tokens",
-    "not seen": "the finished recipe without {rung} does not differ significantly{doubt}",
+    "not significant": "the finished recipe without {rung} does not differ significantly{doubt}",
 }
 
 
@@ -71,7 +71,7 @@ def base_card(machine, base, scales):
 
 def race_card(machine, runs):
     """A card of bars: the speedup of each entry of the race over the naive loop, to the same loss."""
-    speedups = {entry.name: stats.mean_ratio(records.times_sooner(results)) for entry, results in runs.items()}
+    speedups = {entry.name: stats.mean_ratio(records.log_speedups(results)) for entry, results in runs.items()}
     bars = [(f"{value:.2f}×", name, {"gemm": value}, 1.0) for name, value in speedups.items()]
     verdicts = [f"{entry.name}: {records.figures(entry, results)['verdict']}. " for entry, results in runs.items()]
     fine = "Bars: speedup of a whole command over the naive loop, to the same loss. The mark: the naive loop. "

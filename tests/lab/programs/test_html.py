@@ -209,11 +209,11 @@ def test_what_a_rung_is_worth_on_another_corpus_is_reported_separately():
     "row, said",
     [
         ({"verdict": "costs", "step": {"times": 0.9}}, "x costs tokens: the recipe before it needs 0.90 times as many"),
-        ({"verdict": "not seen (± 3%)", "step": {"times": 1.0}}, "x has no significant effect (±\u00a03%)"),
+        ({"verdict": "not significant (± 3%)", "step": {"times": 1.0}}, "x has no significant effect (±\u00a03%)"),
         ({"verdict": "kept, not confirmed"}, "x lowers the loss, which fresh seeds have yet to confirm"),
         ({"verdict": "diverges on 2 seeds", "step": {"times": 0.5}}, "x diverges on 2 seeds"),
         (
-            {"verdict": "not seen (± 3%)", "without": {"times": 1.0}},
+            {"verdict": "not significant (± 3%)", "without": {"times": 1.0}},
             "the finished recipe without x does not differ significantly (±\u00a03%)",
         ),
         (

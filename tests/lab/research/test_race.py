@@ -1,4 +1,4 @@
-"""--mode=race trains three configs to their end, seed by seed, and says how much sooner each ends with naive's loss.
+"""--mode=race trains three configs to their end, seed by seed, and says how much faster each ends with naive's loss.
 
 Or one config and nanoGPT's own command, faked by a checkout with nanoGPT's interface.
 """

@@ -124,9 +124,9 @@ def test_planted_rungs_are_found_by_whole_runs_and_none_is_run_twice(world, run,
                 assert estimate["low"] < expected * 1.003 and estimate["high"] > expected * 0.997
         cumulative *= 1.0 if name in left_out else true
     verdicts = [row["verdict"].partition(" (")[0] for row in rows.values()]
-    assert verdicts == ["the base", "holds", "not seen", "costs", "holds"]
+    assert verdicts == ["the base", "holds", "not significant", "costs", "holds"]
     assert [row["lr_factor"] for row in rows.values()] == [1, 4, 4, 4, 4]  # an edge is passed
-    assert "not seen" in (tmp_path / "recipe.md").read_text() and (tmp_path / "recipe.png").stat().st_size > 1e4
+    assert "not significant" in (tmp_path / "recipe.md").read_text() and (tmp_path / "recipe.png").stat().st_size > 1e4
     for row, config in zip(found, world.configs, strict=True):
         assert config.eval_interval == config.max_steps == round(row["length"] * STEPS) and config.save_interval == 0
         assert config.min_lr == pytest.approx(config.learning_rate / 10) and config.warmup_steps == 2
@@ -157,7 +157,7 @@ def test_rungs_that_another_scale_has_kept_are_measured_together_and_left_out(wo
     together = rows["together"]
     assert together["tokens"]["times"] == pytest.approx(1.8, rel=0.01) and together["verdict"] == "holds"
     assert rows["good"]["note"] == "kept at another scale: holds"
-    assert rows["nothing"]["note"].startswith("kept at another scale: not seen")
+    assert rows["nothing"]["note"].startswith("kept at another scale: not significant")
     for kind in ("without", "alone"):
         assert rows["good"][kind]["times"] == pytest.approx(1.5, rel=0.01)
     assert run("--kept=fine")[0].err.startswith("error: argument --kept: unknown 'fine'")
@@ -251,7 +251,7 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
         (1e18, training.ROOT / "train.py", "diverged: stopped at step"),
         (config.learning_rate, other, "failed: no such model"),
     ):
-        row = recipe.row_of(recipe.Trial("", replace(config, learning_rate=learning_rate), config.seed))
+        row = recipe.row_of(recipe.TrainingRun("", replace(config, learning_rate=learning_rate), config.seed))
         with training.Child(cli.command_line(row["keys"]), recipe.ONE_THREAD, script) as child:
             while not (outcome := child.outcome()):
                 time.sleep(0.1)

@@ -109,7 +109,7 @@ def check(at_home, run_main):
 
 
 @pytest.mark.slow
-def test_an_entry_that_is_sooner_at_the_same_loss_holds_and_a_check_resumes(at_home, check, monkeypatch):
+def test_an_entry_that_is_faster_to_the_same_loss_holds_and_a_check_resumes(at_home, check, monkeypatch):
     folder, began = write_entry(at_home / "records" / "003_new", activation="relu2"), planted(monkeypatch)
     assert check("--seeds=3").code == 1 and len(began) == 1 + 3 * 3
     done = check()
@@ -266,7 +266,7 @@ def test_an_honest_entry_keeps_the_rules(at_home, check, monkeypatch):
     monkeypatch.setattr(referee, "FEW", 1)
     folder = write_entry(at_home / "records" / "003_new", position="rotary")
     done = check("--quick")
-    assert done.code == 0 and "003_new keeps the rules" in done.out and "times sooner than 002_known" in done.out
+    assert done.code == 0 and "003_new keeps the rules" in done.out and "times faster than 002_known" in done.out
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py"]
 
 
@@ -304,7 +304,7 @@ def test_packages_may_be_read_by_either_name_of_a_linked_environment(tmp_path, m
     assert not any((tmp_path / "data").is_relative_to(folder) for folder in folders)
 
 
-def test_tried_lists_what_ended_higher_and_no_sooner(monkeypatch, tmp_path):
+def test_tried_lists_what_ended_higher_and_no_earlier(monkeypatch, tmp_path):
     fast, slow, worse = ("fast", 2.0, 30.0), ("slow", 1.8, 60.0), ("worse", 1.9, 70.0)
     lines = [{"begin": "tried"}]
     for name, bpb, seconds in (fast, slow, worse):
