@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.95  # probability that all intervals of a table hold at once
+LOOKED = 0.97  # the level at which they do so although rows are looked at after every round, and left out once narrow
 LEAST = 3  # rounds that an interval needs: with two it would span powers of ten
 DRAWS = 10_000  # simulated tables
 TAILS = 4  # degrees of freedom of the simulated noise, Student's t: occasionally a round is far off
@@ -45,12 +46,12 @@ def intervals(samples, level=LEVEL):
     if not samples:
         return {}
     rows = [np.array(differences) for differences in samples.values()]
-    sizes = tuple(map(len, rows))
-    null = simulated(sizes)
-    spreads = np.array([spread(row) / null.spreads[len(row)] for row in rows]) + TINY
-    widths, found = critical(sizes, null.inequality_of(spreads), level) * scale(spreads), {}
-    for name, row, width in zip(samples, rows, widths, strict=True):
-        middle, margin = float(trimmed_mean(row)), float(width * null.errors[len(row)])
+    nulls = [simulated(len(rows), len(row)) for row in rows]
+    spreads = np.array([spread(row) / null.spread for row, null in zip(rows, nulls, strict=True)]) + TINY
+    inequality = simulated(len(rows), min(map(len, rows))).inequality_of(spreads)
+    found = {}
+    for name, row, null, noise in zip(samples, rows, nulls, scale(spreads), strict=True):
+        middle, margin = float(trimmed_mean(row)), float(critical(*null.size, inequality, level) * null.error * noise)
         found[name] = Interval(middle, middle - margin, middle + margin)
     return found
 
@@ -58,8 +59,8 @@ def intervals(samples, level=LEVEL):
 def p_value(differences):
     """The chance that rounds which gain nothing look as good as these, LEAST or more: one-sided, of one row alone."""
     row = np.array(differences)
-    null = simulated((len(row),))
-    error = (spread(row) / null.spreads[len(row)] + TINY) * null.errors[len(row)]
+    null = simulated(1, len(row))
+    error = (spread(row) / null.spread + TINY) * null.error
     tail = float((null.gains / null.own >= abs(trimmed_mean(row)) / error).mean()) / 2
     return tail if trimmed_mean(row) > 0 else 1 - tail
 
@@ -91,19 +92,18 @@ def scale(spreads):
 
 
 class Null:
-    """Simulated tables of rows that gain nothing, sizes: the rounds of each. All in units of their noise.
+    """Simulated tables of rows that gain nothing, in units of their noise. size: the rows, and the rounds of each.
 
-    spreads: {rounds: mean spread of a row}. errors: {rounds: standard error of its trimmed mean}. gains, own: of each
-    table's rows, their trimmed means in these errors, and their spreads.
+    spread: the mean of a row's. error: the standard error of its trimmed mean. gains, own: of each table's rows, their
+    trimmed means in these errors, and their spreads.
     """
 
-    def __init__(self, sizes):
+    def __init__(self, n_rows, n_rounds):
         random = np.random.default_rng(0)
-        noise = {n: random.standard_t(TAILS, (DRAWS, sizes.count(n), n)) for n in sorted(set(sizes))}
-        self.spreads = {n: spread(x).mean() for n, x in noise.items()}
-        self.errors = {n: math.sqrt(np.square(trimmed_mean(x)).mean()) for n, x in noise.items()}
-        self.gains = np.concatenate([abs(trimmed_mean(x)) / self.errors[n] for n, x in noise.items()], 1)
-        self.own = np.concatenate([spread(x) / self.spreads[n] for n, x in noise.items()], 1)
+        noise = random.standard_t(TAILS, (DRAWS, n_rows, n_rounds))
+        means, spreads, self.size = trimmed_mean(noise), spread(noise), (n_rows, n_rounds)
+        self.spread, self.error = spreads.mean(), math.sqrt(np.square(means).mean())
+        self.gains, self.own = abs(means) / self.error, spreads / self.spread
         self.factors = random.standard_normal(self.own.shape)
         self.by_chance = np.quantile(log_mean_over_median(self.own), BY_CHANCE)
 
@@ -119,9 +119,9 @@ simulated = functools.cache(Null)
 
 
 @functools.cache
-def critical(sizes, inequality, level):
+def critical(n_rows, n_rounds, inequality, level):
     """The half width of the intervals at a level, in standard errors, in tables whose rows are so unequally noisy."""
-    null = simulated(sizes)
+    null = simulated(n_rows, n_rounds)
     factors = np.exp(inequality * null.factors)
     return np.quantile((factors * null.gains / scale(factors * null.own)).max(1), level)
 
