@@ -31,7 +31,7 @@ TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_l
 TINY += ["--micro_batch_size=0", "--compile=False"]
 REHEARSED = {  # a word of a command: what makes its rehearsal short; of an option given twice, the last counts
     "train.py": ["--max_steps=20", "--eval_windows=8"],
-    "--repeats=3": ["--repeats=1", "--steps=1"],
+    "profile.py": ["--minutes=0.1"],
     "--mode=ladder": ["--stages=naive,flash"],
     "--vary": ["--vary", "attention=matmul,sdpa"],
     "--train": ["--max_steps=6"],
@@ -41,7 +41,7 @@ REHEARSED = {  # a word of a command: what makes its rehearsal short; of an opti
 def parts(nanogpt=None):
     """Returns {part: arguments to `python`, without the folder} in order of value. nanogpt: a checkout, also a peer."""
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
-    ladder, finished = "--mode=ladder --repeats=3", "--repeats=3 --vary"  # the fewest with intervals of any use
+    ladder, finished = "--mode=ladder --minutes=3", "--minutes=2 --vary"
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
     speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss,cuda_graph"
     small = "profile.py config/recipe_small.py --dataset=python_stdlib --n_embd=192 --n_head=4"
@@ -56,7 +56,7 @@ def parts(nanogpt=None):
         "reference-50257": f"{reference} {subwords} {ladder}",
         "reference-256": f"{reference} {bytewise} {ladder} --stages=naive,compile,chunked_loss,cuda_graph",
         "gpt2": f"{gpt2} {subwords} {ladder} {speed} {batch_32}",
-        "peers": f"{gpt2} {subwords} {batch_32} --mode=peers --repeats=3{beside}",
+        "peers": f"{gpt2} {subwords} {batch_32} --mode=peers --minutes=3{beside}",
         "attention": f"{reference} {subwords} {finished} attention=matmul,flash,cudnn",
         "gpt2-batch-64": f"{gpt2} {subwords} {batch_64} {finished} micro_batch_size=32",
         "loss-chunks": f"{reference} {subwords} {finished} loss_chunks=0,2,8,32",

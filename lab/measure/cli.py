@@ -90,7 +90,7 @@ class Mode(NamedTuple):
     options: tuple
 
 
-TIMING = ("steps", "repeats", "out_dir")
+TIMING = ("minutes", "out_dir")
 MODES = {
     "ladder": Mode("each stage, on top of the stages below it (the default)", ("stages", *TIMING)),
     "vary": Mode("the config with other values of its keys (implied by --vary)", ("vary", "train", *TIMING)),
@@ -122,8 +122,6 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
         "config or, if the config lacks it, added",
     ),
     "stages": (stages, None, "comma-separated stages (default: all that have an effect here)"),
-    "steps": (at_least(1), 2, "minimum number of steps that each process times"),
-    "repeats": (at_least(1), 5, "rounds; each times every row once, in a separate process"),
     "out_dir": (str, None, "folder for the results (default: results/<machine>/<config>; predict writes none)"),
     "train": (None, False, "train every row for its max_steps and compare losses, not step times"),
     "processes": (at_least(2), None, "largest number of processes"),
@@ -132,7 +130,7 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
     "metric": (one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): what to compare"),
     "rounds": (at_least(6), 24, "maximum number of rounds, one process of each version; stops early if clear"),
     "seeds": (at_least(1), 3, "runs of each config"),
-    "minutes": (positive, 10, "minutes during which runs are started (repeat the command to continue)"),
+    "minutes": (positive, 10, "minutes to measure in (recipe: to start runs in; repeat the command to continue)"),
     "on": (rungs, None, "comma-separated rungs that the base already has"),
     "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base lacks)"),
     "kept": (rungs, None, "rungs kept at another scale: measured together, without each, and each alone"),

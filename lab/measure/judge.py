@@ -3,10 +3,12 @@
 Two versions run their own code and config, in separate processes, which one lab/ measures: "this", the working
 tree, and "other", the commit. Both are copied to a temporary folder; the checkout and git's index are only read.
 
-Their first losses must be equal. Then they take turns, in rounds: a process of each, in an order that alternates. The
-differences within the rounds give a change and its interval (stats.py). It is looked at several times, to stop early.
+Their first losses must be equal. Then come rounds: a process of each lives and takes turns with the other (turns.py),
+in an order that alternates. The differences within the rounds give a change and its interval (stats.py). It is looked
+at several times, to stop early.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -20,10 +22,11 @@ from typing import NamedTuple
 from lab.measure import tables
 from lab.measure.cli import command_line
 from lab.measure.git import git, unpack
-from lab.measure.launch import run_command
+from lab.measure.launch import Command
 from lab.measure.results import ROOT, code_hash, default_folder
 from lab.measure.runs import RUNS, Runs
 from lab.measure.stats import LEVEL, SIDES, Interval, intervals, looks, order
+from lab.measure.turns import figures_of, take_turns
 from nanoladder.config import parse_arguments
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
@@ -31,6 +34,7 @@ from nanoladder.run import load_config
 
 LEAST = 5e-4  # a smaller relative change in memory counts as none
 WAITING = 4  # batches: as much memory as these is there or not, as the loader's workers happen to be ahead
+TURNS = 12  # of each version in a round
 UNCHANGED = Interval(0.0, 0.0, 0.0)
 PROFILE, VERDICT = {"what": "profile"}, {"what": "verdict"}  # rows beside the rounds
 
@@ -82,9 +86,11 @@ def judge(options, config_words):
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         folder = Path(folder).resolve()
         names = check_out(folder, options.against)
-        ask = functools.partial(measure, folder, names, [os.path.relpath(path, ROOT) for path in paths], keys)
+        start = functools.partial(process_of, folder, [os.path.relpath(path, ROOT) for path in paths], keys)
+        ask = functools.partial(measure, names, start)
         conditions = {"names": names, "code": {side: code_hash(folder / side, ["**/*.py"]) for side in SIDES}}
-        conditions |= {"machine": ask("other", "machine"), "config": config_words, "keys": dataclasses.asdict(config)}
+        conditions |= {"machine": ask(["other"], "machine")["other"]}
+        conditions |= {"config": config_words, "keys": dataclasses.asdict(config)}
         path = Path(options.out_dir or default_folder(conditions), RUNS)
         with Runs(path, f"judge-{options.metric}", conditions, anew=True) as runs:
             if VERDICT in runs:  # else it was interrupted
@@ -119,15 +125,34 @@ def check_out(folder, against):
     return {"other": against, "this": f"{head} + changes" if changed else head}
 
 
-def measure(folder, names, paths, keys, side, measurement, *more):
-    """Takes a measurement of a version, with its own config files at these paths or, if it lacks one, this checkout's.
-
-    If it fails, raises Wrong for this version, BadInput for the other.
-    """
+def process_of(folder, paths, keys, side, measurement, *more):
+    """A process of a version, with its own config files at these paths or, if it lacks one, this checkout's."""
     root = folder / side
     configs = [root / path if (root / path).exists() else ROOT / path for path in paths]
+    return Command(measurement, [*map(str, configs), *keys, *more], root)
+
+
+def measure(names, start, sides, measurement, *more):
+    """Takes a measurement of versions, one after the other or, if it is of time, in turns. Returns {side: figures}.
+
+    start(side, measurement, *more): starts a process. If one fails, raises Wrong for this version, BadInput for the
+    other.
+    """
+    with contextlib.ExitStack() as stack:
+        ask, found, live = functools.partial(attempt, names), {}, {}
+        for side in sides:
+            live[side] = stack.enter_context(start(side, measurement, *more))
+            found[side] = ask(side, live[side].answer)
+        if measurement != "time":
+            return found
+        times = take_turns(live, ask, lambda turn: turn < TURNS)
+        return {side: figures_of(ask(side, live[side].end), times[side]) for side in sides}
+
+
+def attempt(names, side, function, *arguments):
+    """Calls a function of the process of a version. Raises as measure() does."""
     try:
-        return run_command(measurement, [*map(str, configs), *keys, *more], root)
+        return function(*arguments)
     except RuntimeError as error:
         if side == "this":
             raise Wrong(f"{names[side]} fails: {error}") from None
@@ -147,7 +172,7 @@ def compare(options, config, ask, runs):
     def take(row):
         number = row.get("round", 1)
         seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
-        measured = {side: ask(side, row["what"], *seed) for side in order(number)}
+        measured = ask(order(number), row["what"], *seed)
         if seed:
             require_comparable(measured, *seed)
         return measured

@@ -1,21 +1,21 @@
 """Starts the processes that measure, and returns what they find.
 
 A measurement is a function, called in a separate process (run_alone) or in several that find one another, as
-torchrun starts them (run_together). PyTorch's start_processes starts them and, once one fails, ends the others. On
-Linux they are forks of multiprocessing's fork server, which has imported torch and the compiler: importing them anew
-takes each process 8 s. A fork is as good as a new process as long as the server holds only fork-safe state: no CUDA
-context, no parallel region, no compiler threads. So the server computes nothing, and PYTORCH_NVML_BASED_CUDA_CHECK=1
-lets the compiler ask for a GPU without CUDA.
+torchrun starts them (run_together). One that takes a `turn` lives on: it hands over figures, and waits until it is
+asked again (Processes). PyTorch's start_processes starts them. On Linux they are forks of multiprocessing's fork
+server, which has imported torch and the compiler: importing them anew takes each process 8 s. A fork is as good as a
+new process as long as the server holds only fork-safe state: no CUDA context, no parallel region, no compiler threads.
+So the server computes nothing, and PYTORCH_NVML_BASED_CUDA_CHECK=1 lets the compiler ask for a GPU without CUDA.
 
-The code of another folder takes the command line of measurements.py (run_command).
+The code of another folder takes the command line of measurements.py (Command).
 """
 
+import contextlib
 import functools
 import json
 import math
-import multiprocessing
+import multiprocessing.connection
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from torch.distributed import TCPStore
-from torch.multiprocessing import ProcessExitedException, start_processes
+from torch.multiprocessing import start_processes
 
 from nanoladder import parallel
 from nanoladder.data import full_shared_memory
@@ -35,71 +35,140 @@ DISTRIBUTED = [f"torch.distributed.{name}" for name in ("fsdp", "tensor.parallel
 PRELOADED = ["torch._inductor.compile_fx", *DISTRIBUTED, "lab.measure.measurements"]  # seconds of imports
 OUTPUTS = "stdout", "stderr"  # files of run_together
 KILLED = "killed by the system, most likely out of memory"
+EXITED = "exit code 0"
+GRACE = 30  # seconds that a process has to exit
 
 
 def run_alone(function, *args, **options):
     """Calls a function in a separate process. Returns its result, or raises as run_together does."""
-    with tempfile.TemporaryDirectory() as folder:
-        return run_together(function, *args, n=1, folder=folder, **options)[0]
+    return run_together(function, *args, n=1, **options)[0]
 
 
-def run_together(function, *args, n, folder, seconds=math.inf, **options):
+def run_together(function, *args, n, seconds=math.inf, **options):
     """Calls function(*args, **options) in each of n processes of one group. Returns their results, by rank.
 
-    The folder keeps what they print. Raises BadInput or RuntimeError, with the reason, once one fails, and TimeoutError
-    if they run for longer than `seconds`.
+    Raises BadInput or RuntimeError, with the reason, once one fails, and TimeoutError if they run for longer than
+    `seconds`. More options are those of Processes.
     """
-    folder, deadline, environment = Path(folder), time.monotonic() + seconds, {}
-    answers = [folder / f"{rank}.pickle" for rank in range(n)]
-    for path in (*answers, *(folder / name for name in OUTPUTS)):
-        path.write_bytes(b"")
-    if n > 1:
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun keeps one
-        environment = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "OMP_NUM_THREADS": 1, "MASTER_ADDR": "localhost"}
-        environment |= {"MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
-    given = folder, answers, environment, function, args, options
-    group = start_processes(work, given, n, join=False, start_method=context().get_start_method())
-    try:
-        while not group.join(timeout=1):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no answer within {seconds:.0f} s")
-        return [read(path) for path in answers]
-    except ProcessExitedException as error:
-        return read(answers[error.error_index], error.exit_code)
-    finally:
-        for process in group.processes:
+    with Processes(function, *args, n=n, **options) as processes:
+        return processes.answers(seconds)
+
+
+class Processes:
+    """n separate processes of one group, each of which calls function(*args, **options). A context that ends them.
+
+    With live=True the function also gets turn(figures), which hands over figures, waits, and returns the next request,
+    or None at the end. A folder keeps what they print, in OUTPUTS.
+    """
+
+    def __init__(self, function, *args, n=1, folder=None, live=False, **options):
+        streams = [Path(folder, name) if folder else Path(os.devnull) for name in OUTPUTS]
+        environment = {}
+        for path in streams if folder else ():
+            path.write_bytes(b"")
+        if n > 1:
+            self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun keeps one
+            environment = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "OMP_NUM_THREADS": 1, "MASTER_ADDR": "localhost"}
+            environment |= {"MASTER_PORT": self.store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+        self.ours, theirs = zip(*(context().Pipe() for _ in range(n)), strict=True)
+        given = theirs, streams, environment, live, function, args, options
+        self.group = start_processes(work, given, n, join=False, start_method=context().get_start_method())
+        for connection in theirs:
+            connection.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error, *_):
+        if not error:
+            for process in self.group.processes:
+                process.join(GRACE)
+        self.kill()
+
+    def kill(self):
+        """Ends the processes at once."""
+        for process in self.group.processes:
             process.kill()
             process.join()
 
+    def answers(self, seconds=math.inf):
+        """What each process hands over next, or returns, by rank. Raises as run_together does."""
+        found, deadline = {}, time.monotonic() + seconds
+        while waiting := [rank for rank in range(len(self.ours)) if rank not in found]:
+            ends = [self.ours[rank] for rank in waiting] + [self.group.processes[rank].sentinel for rank in waiting]
+            multiprocessing.connection.wait(ends, min(1.0, seconds))
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no answer within {seconds:.0f} s")
+            for rank in waiting:
+                process = self.group.processes[rank]
+                if self.ours[rank].poll():
+                    found[rank] = received(self.ours[rank], process)
+                elif not process.is_alive():
+                    found[rank] = None, ended(process)
+            if failed := [error for _, error in found.values() if error and str(error) != EXITED]:
+                raise failed[0]
+        if failed := [error for _, error in found.values() if error]:
+            raise failed[0]
+        return [found[rank][0] for rank in range(len(self.ours))]
 
-def work(rank, folder, answers, environment, function, args, options):
-    """Calls the function in this new process, the one of that rank, and writes its answer: (result, why it failed)."""
-    for descriptor, path in enumerate([os.devnull, *(folder / name for name in OUTPUTS)]):
+    def answer(self):
+        """What the first process hands over next."""
+        return self.answers()[0]
+
+    def ask(self, request):
+        """Sends all a request. Returns what the first process answers."""
+        for connection in self.ours:
+            with contextlib.suppress(OSError):  # it has ended: its answer says why
+                connection.send(request)
+        return self.answer()
+
+    def end(self):
+        """Ends the turns. Returns what the first process's function returns."""
+        return self.ask(None)
+
+
+def work(rank, connections, streams, environment, live, function, args, options):
+    """Calls the function in this new process, the one of that rank, and sends its answer: (result, why it failed)."""
+    for descriptor, path in enumerate([os.devnull, *streams]):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), descriptor)
     multiprocessing.set_start_method(None, force=True)  # the workers of a loader start as they do in training
     if environment:
         environment |= {"RANK": rank, "LOCAL_RANK": rank}
         os.environ |= {name: str(value) for name, value in environment.items()}
+    if live:
+        options["turn"] = functools.partial(turn, connections[rank])
     try:
         found = function(*args, **options), None
         parallel.stop()
     except Exception as error:  # its frames, and so the loaders that they hold, end here
         found = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
-    answers[rank].write_bytes(pickle.dumps(found))
+    connections[rank].send(found)
     if found[1]:
         end_workers()  # an error that a worker raised holds its loader
-        sys.exit(1)  # so that start_processes ends the others
+        sys.exit(1)
 
 
-def read(path, exit_code=0):
-    """Returns the result in a process's answer. Raises BadInput or RuntimeError, with the reason, if it failed."""
-    written = path.read_bytes()
-    if not written:  # exit code 255: its server was killed
-        raise RuntimeError(KILLED if exit_code in (-9, 255) else f"exit code {exit_code}")
-    result, error = pickle.loads(written)
-    if error:
-        raise error
-    return result
+def turn(connection, figures):
+    """Hands figures over, and waits. Returns the next request; None at the end, and if nobody is there any more."""
+    connection.send((figures, None))
+    try:
+        return connection.recv()
+    except EOFError:
+        return None
+
+
+def received(connection, process):
+    """The answer that a process sends, or the reason why it ended while it did."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        return None, ended(process)
+
+
+def ended(process):
+    """The reason why a process ended without an answer."""
+    process.join()  # exit code 255: its server was killed
+    return RuntimeError(KILLED if process.exitcode in (-9, 255) else f"exit code {process.exitcode}")
 
 
 @functools.cache
@@ -124,18 +193,44 @@ def reason(error):
     return name + str(error).strip().partition("\n")[0]
 
 
-def run_command(measurement, words, root):
-    """Takes a measurement of the code in another folder, `root`, by `python -m lab.measure.measurements`.
+class Command:
+    """A process of a measurement of the code in another folder, `root`, that lives as Processes do.
 
-    This process is not forked: all forks of a server share its memory layout, which may be a lucky one. Raises
-    RuntimeError with the reason if it fails.
+    It is not forked: all forks of a server share its memory layout, which may be a lucky one.
     """
-    command = [sys.executable, "-m", "lab.measure.measurements", measurement, *words]
-    environment = {"PYTHONPATH": str(root)}
-    process = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | environment)
-    if process.returncode == 0:
-        return json.loads(process.stdout.splitlines()[-1])
-    raise RuntimeError(reason_of_exit(process))
+
+    def __init__(self, measurement, words, root):
+        command = [sys.executable, "-m", "lab.measure.measurements", measurement, *words]
+        environment = os.environ | {"PYTHONPATH": str(root)}
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 the context closes it
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, text=True, cwd=root, env=environment, **streams)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+        self.errors.close()
+
+    def answer(self):
+        """What it hands over next, or returns. Raises RuntimeError, with the reason, if it fails."""
+        if line := self.process.stdout.readline():
+            return json.loads(line)
+        code = self.process.wait()
+        self.errors.seek(0)
+        raise RuntimeError(reason_of_exit(subprocess.CompletedProcess([], code, stderr=self.errors.read())))
+
+    def ask(self, request):
+        """Sends a request. Returns what it answers."""
+        with contextlib.suppress(OSError):  # it has ended: its answer says why
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+        return self.answer()
+
+    def end(self):
+        """Ends the turns. Returns what its function returns."""
+        return self.ask(None)
 
 
 def reason_of_exit(process):

@@ -2,7 +2,8 @@
 
     python -m lab.measure.measurements MEASUREMENT config/x.py [--key=value ...]
 
-prints its figures as one line of JSON. All training is train.py's own train_step on real batches.
+prints its figures as a line of JSON; "time" one after every turn, and reads how long the next is to take (seconds,
+or null). All training is train.py's own train_step on real batches.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import sys
 
 import torch
@@ -30,13 +32,23 @@ from nanoladder.run.clock import synchronized_time
 WARMUP = 2  # steps before the clock starts: the first compiles, the second records a CUDA graph; both touch new memory
 COMPARED = 5  # number of steps whose losses are compared with naive's
 HIGHEST_RATE = 1e-3  # of those steps
-WINDOW = 0.5  # minimum seconds to time
+WINDOW = 0.5  # seconds to time
+LEAD = 0.1  # of the seconds of a turn: steps before its clock starts, if so many fit
 
 
 def main(argv):
     measurement, *words = argv
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what else is printed is no answer
+
+    def turn(figures):
+        print(json.dumps(figures), file=answers, flush=True)
+        return json.loads(sys.stdin.readline() or "null")
+
     try:
-        print(json.dumps(MEASUREMENTS[measurement](load_config(words))))
+        options = {"turn": turn} if measurement == "time" else {}
+        found = MEASUREMENTS[measurement](load_config(words), **options)
+        print(json.dumps(found), file=answers, flush=True)
     except Exception as error:
         sys.exit(f"error: {reason(error)}")
 
@@ -52,6 +64,7 @@ class Loop:
         self.config = config = dataclasses.replace(config, vocab_size=self.dataset.vocab_size)
         machine.check(config, self.device)
         self.resident_before = resident_before()
+        torch._inductor.config.cpp.enable_kernel_profile = True  # profiles name compiled kernels; all compile one code
         self.model = train.build_model(config, self.device)
         self.optimizer = train.build_optimizer(self.model, config)
         self.scaler = train.build_scaler(config, self.device)
@@ -73,17 +86,58 @@ class Loop:
             digest.update(batch.targets[batch.targets != IGNORE].numpy().tobytes())
         return digest.hexdigest()[:8]
 
-    def seconds(self, steps, window=WINDOW):
-        """Mean seconds of a step over the next steps: as many as given, or more if those take less than the window.
 
-        The clock is read before and after all steps, when the device has finished, so that a host may run ahead.
-        """
-        start = synchronized_time(self.device)
-        for _ in range(steps):
-            self.step()
-        elapsed = torch.tensor(synchronized_time(self.device) - start, device=self.device)
-        elapsed = float(parallel.all_reduce_mean(elapsed))  # so that all processes take the same number of steps
-        return elapsed / steps if elapsed >= window else self.seconds(math.ceil(1.2 * steps * window / elapsed))
+class Clock:
+    """Times the steps of a loop that reports the end of each, in turns.
+
+    turn(figures): hands over the seconds of a step, waits, and returns how many seconds to time next, or None at the
+    end (default: WINDOW, once). WARMUP steps come before the first turn, and every turn has at least one. The clock is
+    read when the device has finished; in between, a host may run ahead.
+    """
+
+    def __init__(self, device, turn=None):
+        requests = iter([WINDOW, None])
+        self.device, self.turn = device, turn or (lambda figures: next(requests))
+        self.losses = []  # of the first COMPARED steps: numbers, or tensors on the device
+
+    def start(self, resident=None):
+        """Starts the clock, after all imports. resident: bytes before anything was built, if that was not now."""
+        self.resident_before, self.found = resident or resident_before(), {}
+        self.phases = self.measure()
+        self.next(None)
+
+    def step(self, loss):
+        """Counts a step that has ended, and its loss. Returns True if it was the last one."""
+        if len(self.losses) < COMPARED:
+            self.losses.append(loss)
+        self.left -= 1
+        return not self.left and self.next((synchronized_time(self.device) - self.begin) / self.steps)
+
+    def next(self, seconds):
+        """Ends some steps, each of which took these seconds, and begins the next. Returns True if there are none."""
+        try:
+            self.left = self.steps = self.phases.send(seconds)
+        except StopIteration:
+            return True
+        self.begin = synchronized_time(self.device)
+        return False
+
+    def measure(self):
+        """Yields numbers of steps to take, and is sent the seconds of each."""
+        self.found["first_step_seconds"] = yield 1
+        machine.reset_peak_memory(self.device)  # it may be the compiler's
+        self.found["seconds"] = yield WARMUP - 1
+        while (request := self.turn({"seconds": self.found["seconds"]})) is not None:
+            seconds = torch.tensor(self.found["seconds"], device=self.device)
+            seconds = float(parallel.all_reduce_mean(seconds))  # so that all processes take the same number of steps
+            if lead := int(LEAD * request / seconds):  # after others' turns, caches are cold and batches wait
+                yield lead
+            self.found["seconds"] = yield max(1, round(request / seconds))
+
+    def figures(self):
+        """Seconds of a step and of the first one, and peak resident memory above the start's."""
+        peak = resident_bytes("VmHWM")
+        return self.found | {"resident_bytes": peak and peak - self.resident_before}
 
 
 def compared(config):
@@ -96,20 +150,14 @@ def compared(config):
     return dataclasses.replace(config, max_steps=1_000_000, warmup_steps=COMPARED, learning_rate=rate, min_lr=0.0)
 
 
-def time_steps(config, steps=4, threads=None):
-    """Seconds of a step after the warm-up, seconds of the first step, and peak resident memory above the start's."""
+def time_steps(config, turn=None, threads=None):
+    """Trains in turns (Clock). Returns the figures of the clock, and the tokens of a step."""
     loop = Loop(compared(config), threads)
-    first = loop.seconds(1, window=0)
-    machine.reset_peak_memory(loop.device)  # it may be the compiler's
-    warm = loop.seconds(WARMUP - 1, window=0)
-    seconds = loop.seconds(max(steps, math.ceil(1.2 * WINDOW / warm)))
-    peak = resident_bytes("VmHWM")
-    return {
-        "seconds": seconds,
-        "first_step_seconds": first,
-        "resident_bytes": peak and peak - loop.resident_before,
-        "tokens": config.batch_size * config.context_length,
-    }
+    clock = Clock(loop.device, turn)
+    clock.start(loop.resident_before)
+    while not clock.step(loop.step()):
+        pass
+    return clock.figures() | {"tokens": config.batch_size * config.context_length}
 
 
 def curve(config):
@@ -137,7 +185,8 @@ def exchange(config, threads=None):
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loop = Loop(compared(config), threads)
-        loop.seconds(WARMUP, window=0)
+        for _ in range(WARMUP):
+            loop.step()
     if loop.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(loop.device)
     else:
@@ -154,13 +203,16 @@ def exchange(config, threads=None):
 def profile_step(config):
     """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind.
 
+    The first step compiles: no process of this row has done so before.
+
     A CUDA graph is recorded in step WARMUP: the allocator sees no memory in the steps that replay it.
     """
     on_gpu = machine.choose_device(config.device).type == "cuda"
-    torch._inductor.config.cpp.enable_kernel_profile = not on_gpu  # compiled CPU kernels show up by name
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory_profiler:
         loop = Loop(compared(config))
+        start = synchronized_time(loop.device)
         losses = [float(loop.step()) for _ in range(WARMUP - 1)]
+        first = synchronized_time(loop.device) - start
         if on_gpu:
             torch.cuda.empty_cache()
             machine.reset_peak_memory(loop.device)  # the compiler's trials do not count
@@ -175,6 +227,7 @@ def profile_step(config):
         seconds = synchronized_time(loop.device) - start
     return {
         "losses": losses,
+        "first_step_seconds": first,
         "memory": memory,
         "seconds_by_kind": seconds_by_kind(profiler.events(), loop.config, on_gpu),
         "profiled_seconds": seconds,
@@ -207,6 +260,11 @@ def machine_facts(config):
     return devices.describe(train.set_up(config))
 
 
+def free_memory(config):
+    """Bytes that processes can still allocate on the config's device."""
+    return machine.free_memory(machine.choose_device(config.device))
+
+
 def machine_limits(config):
     """Measures the limits of the machine (devices.py)."""
     return devices.limits(train.set_up(config))
@@ -214,6 +272,7 @@ def machine_limits(config):
 
 MEASUREMENTS = {  # the names under which runs.jsonl keeps them
     "machine": machine_facts,
+    "free": free_memory,
     "limits": machine_limits,
     "profile": profile_step,
     "time": time_steps,

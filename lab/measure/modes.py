@@ -1,22 +1,22 @@
 """Runs the modes of profile.py. Those defined here measure rows (rows.py) on this machine, round by round.
 
-Every figure comes from train.py's own train_step on real batches, in separate processes (measurements.py) that run one
-after the other, forked from one that has imported all they need (launch.py). The first process of a row trains on
-the same batches as the first row's: it records the losses and counts where memory and time go. The others time the
-row. Rows take turns, round after round, so that machine drift affects all of them equally. --mode=scaling measures
-1 to --processes processes at once; --train takes whole runs and no rounds; peers/task.py measures other loops.
+Every figure comes from train.py's own train_step on real batches, in separate processes (measurements.py), forked from
+one that has imported all they need (launch.py). The first process of a row trains on the same batches as the first
+row's: it records the losses and counts where memory and time go. Then the rows are timed, in turns (turns.py).
+--mode=scaling measures 1 to --processes processes at once; --train takes whole runs and no turns; peers/task.py
+measures other loops.
 """
 
 import contextlib
 import dataclasses
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
-from lab.measure import cli, judge, measurements, tables
+from lab.measure import cli, judge, measurements, summary, tables
 from lab.measure.configs import (
     AS_CONFIGURED,
     changes_from,
@@ -27,19 +27,24 @@ from lab.measure.configs import (
     trains_otherwise,
 )
 from lab.measure.git import commit
-from lab.measure.launch import run_alone, run_together
+from lab.measure.launch import Processes, run_alone, run_together
 from lab.measure.machine import machine_in_words
 from lab.measure.peers import task
 from lab.measure.results import STEPS, code_hash, default_folder, results_of, table_of, write
 from lab.measure.runs import RUNS, Failed, Runs, in_words
+from lab.measure.turns import Schedule
 from lab.predict import devices, predict
 from lab.research import race, recipe
-from nanoladder.config import parse_arguments
+from nanoladder.config import apply, parse_arguments
+from nanoladder.config.stages import files
 from nanoladder.data import open_dataset
 from nanoladder.entry import end_on_signals
 from nanoladder.errors import BadInput
 from nanoladder.machine import choose_device
 from nanoladder.run import load_config
+
+FREE = 0.8  # of the free memory is for the processes that are alive
+BESIDE, PER_BYTE = 0.5e9, 1.5  # resident bytes of a process beside its tensors, and for each byte of them
 
 
 def main(argv):
@@ -118,8 +123,8 @@ def device_of(options, kind, config_words):
 
 
 def measure_rows(options, config_words):
-    """Measures what has not been measured yet, and writes the table after each process."""
-    words = sized(config_words)
+    """Measures what has not been measured yet, and writes the table after each process and round."""
+    begin, words = time.monotonic(), sized(config_words)
     base, rows, mode = load_config(words), rows_of(options, words), cli.part_of_results(options)
     conditions, reasons, planned = conditions_of(options, config_words), not_applicable(rows, options), []
     folder, machine = Path(options.out_dir or default_folder(conditions)), conditions["machine"]
@@ -141,19 +146,76 @@ def measure_rows(options, config_words):
         plan(runs, mode, rows, base, reasons)
         planned += tasks(options, mode, rows)
         n_valid = sum(not isinstance(row, BadInput) for row in rows.values())
-        start = f"{n_valid} rows, steps of {base.batch_size} × {base.context_length} tokens; it can be interrupted"
-        print(tables.wrapped(f"{machine_in_words(machine)}: {start}"), flush=True)
+        minutes = "" if options.train else f", in about {options.minutes:g} minutes"
+        start = f"{machine_in_words(machine)}: {n_valid} rows{minutes}, steps of "
+        start += f"{base.batch_size} × {base.context_length} tokens; it can be interrupted"
+        print(tables.wrapped(start), flush=True)
         for run in runs.take(wanted, measure, unit="process"):
             if run.failed:
                 reasons[run.row.get("name")] = run.failed
                 tqdm.write(f"{in_words(run.row)}: {run.failed}")
             write_table()
-        add_predictions(runs, mode, rows, conditions, options.mode == "scaling")
+        add_predictions(runs, mode, rows, conditions, options.mode)
+        if not options.train:
+            seconds = 60 * options.minutes - (time.monotonic() - begin)
+            timed = {name: row for name, row in rows.items() if name not in reasons}
+            time_rows(options, runs, mode, timed, machine["threads"], seconds)
         write_table()
         print(tables.brief(results_of(conditions, runs), mode))
     print(f"\nwritten: {folder}/table.md with all figures, and {RUNS}")
     if options.mode in ("ladder", "scaling"):
         print(f"as a page, beside the programs: python ladder.py html {folder}/{RUNS}")
+
+
+def time_rows(options, runs, mode, rows, threads, seconds):
+    """Lets the rows take turns (turns.py), in about as many seconds, and adds the figures of their processes.
+
+    threads: of this machine.
+    """
+    if not rows:
+        return
+    there = results_of({}, runs)["modes"][mode]["rows"]
+    measured = {name: there[name].get("time", []) for name in rows}
+
+    def start(name):
+        if options.mode == "peers":
+            peer, best = task.PEERS.get(name, ("ours", True))
+            given = {"peer": peer, "best": best, "nanogpt": options.nanogpt}
+            return Processes(task.measure, rows[name], live=True, **given)
+        if options.mode == "scaling":
+            each = max(1, threads // options.processes)
+            return Processes(measurements.time_steps, rows[name], n=int(name), live=True, threads=each)
+        return Processes(measurements.time_steps, rows[name], live=True)
+
+    def add(found):
+        for name, figures in found.items():
+            measured[name].append(figures)
+            runs.add({"mode": mode, "name": name, "what": "time", "round": figures["round"]}, figures)
+
+    def fail(name, reason):
+        tqdm.write(f"{name}: {reason}")
+        row = {"mode": mode, "name": name, "what": "row"}
+        runs.put(row, runs.figures(row) | {"note": reason})
+
+    needs = {name: bytes_of(there[name], options.mode, rows[name], name) for name in rows}
+    free = FREE * run_alone(measurements.free_memory, next(iter(rows.values())))
+    with tqdm(bar_format="{elapsed} {postfix}") as bar:
+        pairs, tells = summary.pairs(rows, options.mode), (bar.set_postfix_str, tqdm.write)
+        Schedule(rows, pairs, start, measured, add, fail, seconds, needs, free, *tells).measure()
+
+
+def bytes_of(row, mode, config, name):
+    """Bytes of memory that a row's processes are expected to take, from its peak of tensors: of a GPU, or of a CPU."""
+    if row.get("profile"):
+        memory = row["profile"][0]["memory"]
+        if "reserved" in memory:
+            return memory["reserved"] + memory["context"]
+        return BESIDE + PER_BYTE * memory["peak"]
+    if row.get("exchange"):
+        return int(name) * (BESIDE + PER_BYTE * row["exchange"][0]["peak"])
+    naive = dataclasses.replace(config, **apply([files()["naive"]], {}, vars(config)))  # at most, for a peer
+    device_type = choose_device(config.device).type
+    return BESIDE + PER_BYTE * predict.predict_memory(naive, device_type, 1).peak
 
 
 def plan(runs, mode, rows, base, reasons):
@@ -174,29 +236,23 @@ def plan(runs, mode, rows, base, reasons):
 
 
 def take(measurement, config, name, options, threads):
-    """Takes one of measurements.MEASUREMENTS of a row, or measures a peer. threads: of this machine."""
-    given = {"steps": options.steps} if measurement == "time" else {}
-    if options.mode == "peers":
-        peer, best = task.PEERS.get(name, ("ours", True))
-        return run_alone(task.measure, config, peer=peer, best=best, nanogpt=options.nanogpt, **given)
-    function, n = measurements.MEASUREMENTS[measurement], 1
+    """Takes one of measurements.MEASUREMENTS of a row. threads: of this machine."""
+    function = measurements.MEASUREMENTS[measurement]
     if options.mode == "scaling" and name:  # a single process gets as many threads as one of several
-        n, given["threads"] = int(name), max(1, threads // options.processes)
-    if n == 1:
-        return run_alone(function, config, **given)
-    with tempfile.TemporaryDirectory() as folder:
-        return run_together(function, config, n=n, folder=folder, **given)[0]
+        return run_together(function, config, n=int(name), threads=max(1, threads // options.processes))[0]
+    return run_alone(function, config)
 
 
-def add_predictions(runs, mode, rows, conditions, scaling):
-    """Adds to each measured row its predicted memory and, for one process, the least time of its step on this machine.
+def add_predictions(runs, mode, rows, conditions, kind):
+    """Adds to each profiled row its predicted memory and, for one process, the least time of its step on this machine.
 
     The least time follows from the limits that were measured with the rows. Several processes on a CPU have no
     prediction: their peaks differ from run to run, probably because gloo's threads keep messages for a while.
     """
-    part, machine = results_of({}, runs)["modes"][mode], conditions["machine"]
+    part, machine, scaling = results_of({}, runs)["modes"][mode], conditions["machine"], kind == "scaling"
     device_type = "cuda" if machine["gpu"] else "cpu"
-    device = None if scaling else devices.measured(machine_in_words(machine), part["limits"])
+    limits = None if scaling else part["limits"]
+    device = devices.measured(machine_in_words(machine), limits) if limits else None
     for name, row in tqdm(part["rows"].items(), unit="prediction", leave=False, disable=None):
         if scaling and device_type == "cpu" and int(name) > 1:
             continue
@@ -205,7 +261,7 @@ def add_predictions(runs, mode, rows, conditions, scaling):
             if row.get("profile") or row.get("exchange"):
                 peak = predict.predict_memory(rows[name], device_type, int(name) if scaling else 1).peak
                 predicted["memory"] = peak
-            if device and row.get("time"):
+            if device and row.get("profile"):
                 predicted["bounds"] = predict.predict_time(rows[name], device, device_type).bounds
         if predicted:
             runs.put({"mode": mode, "name": name, "what": "predicted"}, predicted)
@@ -219,25 +275,19 @@ def conditions_of(options, config_words):
         "config": config_words,
         "keys": dataclasses.asdict(config),
         "data": open_dataset(config).fingerprint(),
-        "steps": options.steps,
         "code": code_hash(),
     }
 
 
 def tasks(options, mode, rows):
-    """The rows to be measured, in order; those of the machine's limits have no name.
-
-    Losses and memory come first, then the rounds. Every second round goes backwards, so that no row is always the
-    first or always follows the same one, and does without the machine's limits.
-    """
+    """The rows to be measured before any is timed, in order; those of the machine's limits have no name."""
     if options.train:
         return [{"mode": mode, "name": name, "what": "curve"} for name in rows]
-    planned, peers = [], options.mode == "peers"
-    if not peers:
-        once = "exchange" if options.mode == "scaling" else "profile"
-        planned += [{"mode": mode, "name": name, "what": once} for name in rows]
-    for count in range(1, options.repeats + 1):
-        planned += [] if peers or count % 2 == 0 else [{"mode": mode, "what": "limits", "round": count}]
-        names = list(rows) if count % 2 else reversed(rows)
-        planned += [{"mode": mode, "name": name, "what": "time", "round": count} for name in names]
+    if options.mode == "peers":
+        return []
+    once, planned = "exchange" if options.mode == "scaling" else "profile", []
+    for number, name in enumerate(rows):
+        if number % 5 == 0:  # several times, as the machine's speed may change
+            planned.append({"mode": mode, "what": "limits", "round": number // 5 + 1})
+        planned.append({"mode": mode, "name": name, "what": once})
     return planned

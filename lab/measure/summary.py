@@ -4,7 +4,8 @@ import itertools
 import math
 import statistics
 
-from lab.measure.stats import LEAST, intervals
+from lab.measure.stats import LEAST, LEVEL, LOOKED, intervals
+from lab.measure.turns import differences
 from nanoladder.config import stage_names, stage_path
 
 
@@ -31,7 +32,8 @@ def summarize(results, mode):
             found |= (measured.get(kind) or [{}])[0]
         row |= {key: figure for key, figure in found.items() if figure}
         if timed:
-            row |= timing(timed, machine["gpu"])
+            compiled = measured.get("profile", [{}])[0].get("first_step_seconds")
+            row |= timing(timed, machine["gpu"], compiled)
         if "sent" in found:
             row |= {"processes": int(name), "sent": ring_bytes(found["sent"], int(name))}
         if "losses" in found:
@@ -55,16 +57,18 @@ def add_gains(rows, mode):
     Ratios are taken within a round, so that a drift of the machine cancels out.
     """
     timed = {row["name"]: row for row in rows if len(row.get("rounds", ())) >= LEAST}
-    pairs = {(name, next(iter(timed))): None for name in timed}
-    if mode == "ladder":
-        pairs |= {(name, row_below(name, timed)): None for name in timed}
-    ratios = {}
-    for name, other in pairs:
-        if other not in (None, name):
-            rounds = zip(timed[other]["rounds"], timed[name]["rounds"], strict=False)
-            ratios[name, other] = [math.log(before / after) for before, after in rounds]
-    for (name, other), interval in intervals(ratios).items():
+    seconds = {name: row["rounds"] for name, row in timed.items()}
+    found = {(name, other): differences(seconds[other], seconds[name]) for name, other in pairs(timed, mode)}
+    found = {pair: each for pair, each in found.items() if len(each) >= LEAST}
+    looked = any(row["turns"] for row in timed.values())
+    for (name, other), interval in intervals(found, LOOKED if looked else LEVEL).items():
         timed[name].setdefault("gains", {})[other] = interval
+
+
+def pairs(names, mode):
+    """[(row, a row that it is compared with)]: the first of these names and, in a ladder, the row below."""
+    others = {name: [next(iter(names)), *([row_below(name, names)] if mode == "ladder" else [])] for name in names}
+    return [(name, other) for name in names for other in dict.fromkeys(others[name]) if other not in (None, name)]
 
 
 def row_below(name, names):
@@ -83,17 +87,22 @@ def ring_bytes(sent, n):
     return sum(share.get(kind, (n - 1) / n) * size for kind, (_, size) in sent.items())
 
 
-def timing(processes, gpu):
-    """Figures from the processes that timed a row. Resident memory is not that of a GPU."""
+def timing(processes, gpu, first=None):
+    """Figures from the processes that timed a row. Resident memory is not that of a GPU.
+
+    first: seconds of the first step, if another process took it before them.
+    """
     seconds = [process["seconds"] for process in processes]
-    first, *later = [process["first_step_seconds"] for process in processes]
+    later = [process["first_step_seconds"] for process in processes]
+    first = first or later.pop(0)
     row = {
         "seconds": statistics.median(seconds),
-        "rounds": seconds,
+        "rounds": {process.get("round", n): process["seconds"] for n, process in enumerate(processes)},
+        "turns": sum(len(process.get("turns", ())) for process in processes),
         "first": first,
         "tokens_per_s": processes[0]["tokens"] / statistics.median(seconds),
     }
-    if later:
+    if len(seconds) > 1:
         low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
         row |= {"iqr": high - low, "later": statistics.median(later)}
     if processes[0]["resident_bytes"] and not gpu:

@@ -26,7 +26,7 @@ KINDS = {  # kind of work: heading
 
 # Figures that a row may lack, as its mode, machine or outcome has none. A column that reads any other name is an error.
 FIGURES = {
-    *["seconds", "rounds", "iqr", "first", "later", "limit", "limit_bounds", "time", "hours", "shares"],
+    *["seconds", "rounds", "turns", "iqr", "first", "later", "limit", "limit_bounds", "time", "hours", "shares"],
     *["tokens_per_s", "mfu", "datasheet_mfu", "attention_kernel", "setting", "processes", "sent", "bubble"],
     *["memory", "peak", "predicted", "resident", "parameters", "reserved", "context", "temporary", "rest", "fits"],
     *["loss", "gap", "val_loss", "learning_rate"],
@@ -63,6 +63,13 @@ def rounds(rows):
     return max((len(row["rounds"]) for row in rows if "rounds" in row), default=0)
 
 
+def timed(results, rows):
+    """What a process times: turns or, as it was before there were any, steps."""
+    if turns := max((row["turns"] for row in rows if "turns" in row), default=0):
+        return f", which took up to {turns} turns in all"
+    return f", each of which times at least {results['steps']} steps" if "steps" in results else ""
+
+
 def conditions(results, mode, rows):
     """Describes the conditions of a mode's rows."""
     keys, machine, each = results["keys"], results["machine"], " per process" if mode in PER_PROCESS else ""
@@ -70,7 +77,7 @@ def conditions(results, mode, rows):
         " ".join(results["config"]),
         f"{machine_in_words(machine)}, torch {machine['torch']}",
         f"a step is {keys['batch_size']} × {keys['context_length']} tokens{each}",
-        f"medians over up to {rounds(rows)} processes, each of which times at least {results['steps']} steps",
+        f"medians over up to {rounds(rows)} processes" + timed(results, rows),
     ]
     if mode.startswith("train"):
         words[-1] = "whole training runs, from the same weights on the same batches"

@@ -20,6 +20,7 @@ import torch
 
 from lab.measure.cli import command_line
 from lab.measure.launch import reason_of_exit
+from lab.measure.measurements import COMPARED
 from nanoladder import checkpoint
 from nanoladder.checkpoint.interop import GPT2_VOCABULARY, HEAD, gpt2_name, unwrapped
 from nanoladder.data import open_dataset
@@ -74,7 +75,7 @@ def train(task):
         exec(compile(path.read_text(encoding="utf-8"), path, "exec"), namespace)
     except Finished:
         return " ".join(words)
-    raise BadInput(f"{path} ended before it had taken {task.clock.last} steps; expected nanoGPT's train.py")
+    raise BadInput(f"{path} ended before its last turn; expected nanoGPT's train.py")
 
 
 def flags(task):
@@ -93,7 +94,7 @@ def write_data(task):
     Returns their number.
     """
     require_stream(task.split)
-    batches = [task.batches[step] for step in range(1, 1 + task.clock.last)]
+    batches = [task.batches[step] for step in range(1, 1 + COMPARED)]
     rows = torch.cat([torch.cat([batch.inputs, batch.targets[:, -1:]], dim=1) for batch in batches])
     rows.numpy().astype(np.uint16).tofile(task.folder / "train.bin")
     write_vocab_size(task.folder, task.naive.vocab_size)

@@ -9,19 +9,17 @@ import os
 import tempfile
 import warnings
 from pathlib import Path
-from time import perf_counter
 
 import torch
 from torch.utils.data import DataLoader
 
-from lab.measure.measurements import WARMUP, WINDOW, resident_before, resident_bytes
+from lab.measure.measurements import Clock
 from model import GPT
 from nanoladder import data, machine
 from nanoladder.arithmetic import CUTS
 from nanoladder.config import apply
 from nanoladder.config.stages import files
 from nanoladder.errors import BadInput
-from nanoladder.run.clock import synchronized_time
 
 PEERS = {  # row: the peer's file, and if it is at its best
     "nanoGPT": ("nanogpt", False),
@@ -50,58 +48,20 @@ def require_checkout(nanogpt):
         raise BadInput(f"--nanogpt={nanogpt}: no train.py there; expected a checkout of karpathy/nanoGPT")
 
 
-def measure(config, peer="ours", best=False, steps=4, nanogpt=None):
-    """The figures of the peer in the file of that name.
+def measure(config, turn=None, peer="ours", best=False, nanogpt=None):
+    """Trains by the peer in the file of that name, in turns (Clock). Returns its figures.
 
-    best: its own best settings, instead of its defaults. steps: the least number to time. nanogpt: path of a checkout.
+    best: its own best settings, instead of its defaults. nanogpt: path of a checkout.
     """
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer takes all that there are
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        task = Task(config, steps, best, folder, nanogpt)
+        task = Task(config, turn, best, folder, nanogpt)
         setting = importlib.import_module(f"lab.measure.peers.{peer}").train(task)
-    return task.clock.figures() | {"tokens": config.batch_size * config.context_length, "setting": setting}
-
-
-class Clock:
-    """Times the steps of a loop that reports the end of each, from the end of step WARMUP on; the first one compiles.
-
-    It times at least `steps` steps and WINDOW seconds, and waits for the device only at both ends.
-    """
-
-    def __init__(self, device, steps):
-        self.device, self.last = device, WARMUP + steps
-        self.losses = []  # of every step: numbers, or tensors on the device
-
-    def start(self):
-        """Starts the clock. Call it after all imports and before anything is built."""
-        self.resident_before = resident_before()
-        self.begin = synchronized_time(self.device)
-
-    def step(self, loss):
-        """Counts a step that has ended, and its loss. Returns True if it was the last one."""
-        self.losses.append(loss)
-        done = len(self.losses)
-        if done == 1:
-            self.first = synchronized_time(self.device) - self.begin
-            machine.reset_peak_memory(self.device)  # it may be the compiler's
-        if done == WARMUP:
-            self.begin = synchronized_time(self.device)
-        if done < self.last or perf_counter() - self.begin < WINDOW:
-            return False
-        self.seconds = (synchronized_time(self.device) - self.begin) / (done - WARMUP)
-        return True
-
-    def figures(self):
-        """Seconds of a step and of the first one, losses, and peak bytes since: of tensors on a GPU, else resident."""
-        on_gpu, resident = self.device.type == "cuda", resident_bytes("VmHWM")
-        return {
-            "seconds": self.seconds,
-            "first_step_seconds": self.first,
-            "peak": torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
-            "resident_bytes": None if on_gpu else resident and resident - self.resident_before,
-            "losses": [float(loss) for loss in self.losses[: self.last]],
-        }
+    on_gpu, figures = task.device.type == "cuda", task.clock.figures()
+    figures["peak"] = torch.cuda.max_memory_allocated(task.device) if on_gpu else None
+    figures["losses"] = [float(loss) for loss in task.clock.losses]
+    return figures | {"tokens": config.batch_size * config.context_length, "setting": setting}
 
 
 class Task:
@@ -112,14 +72,14 @@ class Task:
     best settings. folder: for files that it must write. checkout: of the peer's code, if it needs one.
     """
 
-    def __init__(self, config, steps, best, folder, checkout=None):
+    def __init__(self, config, turn, best, folder, checkout=None):
         dataset = data.open_dataset(config)
         constant = {"min_lr": config.learning_rate, "warmup_steps": 0, "lr_decay_steps": 0, "max_steps": 1_000_000}
         self.config = dataclasses.replace(config, vocab_size=dataset.vocab_size, **constant)
         self.naive = dataclasses.replace(self.config, **apply([files()["naive"]], {}, vars(self.config)))
         self.split, self.best, self.folder, self.checkout = dataset.train, best, Path(folder), checkout
         self.device = machine.choose_device(config.device)
-        self.clock = Clock(self.device, steps)
+        self.clock = Clock(self.device, turn)
         self.batches = data.TrainingBatches(self.split, self.naive)  # [step], counted from 1
         # Name of the dtype of matrix products at the peer's best: float32, bfloat16 or float16
         self.dtype = str(machine.choose_dtype(config.dtype, self.device)).removeprefix("torch.")

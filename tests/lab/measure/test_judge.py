@@ -1,5 +1,6 @@
 """--mode=judge tells a gain from noise, runs the other version's own code, and leaves the checkout alone."""
 
+import contextlib
 import itertools
 import os
 import random
@@ -26,10 +27,24 @@ def planted(monkeypatch, dense, tmp_path):
     monkeypatch.setattr(judge, "check_out", lambda folder, *_: {"other": "1234567", "this": "7654321"})
 
     def run(answer, *words, metric="speed"):
-        def run_command(measurement, words, root):
-            return MACHINE if measurement == "machine" else answer(root.name, measurement, words)
+        class Command(contextlib.nullcontext):
+            """A process that answers the same in all of its turns."""
 
-        monkeypatch.setattr(judge, "run_command", run_command)
+            def __init__(self, measurement, words, root):
+                super().__init__(self)
+                self.given = root.name, measurement, words
+
+            def answer(self):
+                self.found = MACHINE if self.given[1] == "machine" else answer(*self.given)
+                return self.found
+
+            def ask(self, seconds):
+                return self.found
+
+            def end(self):
+                return self.found
+
+        monkeypatch.setattr(judge, "Command", Command)
         argv = [*flags(dataset=dense), "--mode=judge", "--against=HEAD", f"--metric={metric}", f"--out_dir={tmp_path}"]
         with pytest.raises(SystemExit) as exit:
             modes.main([*argv, *words])
@@ -243,8 +258,8 @@ def test_the_working_tree_is_judged_and_left_unchanged(repository, tmp_path, mon
     assert [(other / name).exists() for name in ("added.py", "gone.py")] == [False, True]
     assert (other / "lab/measure/measurements.py").read_text() == "new\n"  # one lab/ measures both
     assert contents(repository) == before
-    monkeypatch.setattr(judge, "run_command", lambda _, words, root: words)
-    words = judge.measure(tmp_path / "judge", names, ["config/x.py", "config/mine.py"], ["--seed=1"], "other", "time")
+    monkeypatch.setattr(judge, "Command", lambda _, words, root: words)
+    words = judge.process_of(tmp_path / "judge", ["config/x.py", "config/mine.py"], ["--seed=1"], "other", "time")
     assert words == [str(other / "config/x.py"), str(repository / "config/mine.py"), "--seed=1"]
 
 

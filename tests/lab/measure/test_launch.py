@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from conftest import flags, replace, tiny
+from conftest import ROOT, flags, replace, tiny
 
 from lab.measure import launch, measurements
 from nanoladder.errors import BadInput
@@ -16,6 +16,11 @@ from nanoladder.errors import BadInput
 def given(*args, **options):
     print("to nobody")
     return args, options, sys.stdin.read()
+
+def add(number, turn):
+    while more := turn(number):
+        number += more
+    return number
 
 def killed():
     os.kill(os.getpid(), 9)
@@ -70,6 +75,30 @@ def test_a_process_returns_its_figures_or_the_reason_why_there_are_none(planted)
             launch.run_alone(function)
 
 
+def test_processes_live_from_turn_to_turn(planted, dense, tmp_path):
+    with launch.Processes(planted.add, 1, n=2, live=True) as processes:
+        assert [processes.answer(), processes.ask(5), processes.ask(7)] == [1, 6, 13]
+        with pytest.raises(RuntimeError, match="TypeError"):
+            processes.ask("no number")
+    with launch.Processes(planted.add, 1, live=True) as one, launch.Processes(planted.add, 10, live=True) as other:
+        assert [one.answer(), other.answer(), one.ask(1), other.ask(1), one.end()] == [1, 10, 2, 11, 2]
+    with launch.Processes(planted.add, 1, live=True) as processes:
+        processes.answer()
+        processes.kill()
+        with pytest.raises(RuntimeError, match="killed by the system"):
+            processes.ask(1)
+    config = measurements.load_config(flags(dataset=dense, num_workers=2))
+    with launch.Processes(measurements.time_steps, config, live=True) as processes:
+        found = [processes.answer(), processes.ask(0.01), processes.ask(0.02), processes.end()]
+    assert all(each["seconds"] > 0 for each in found) and found[-1]["seconds"] == found[-2]["seconds"]
+    with launch.Command("time", flags(dataset=dense), ROOT) as process:
+        found = [process.answer(), process.ask(0.01), process.end()]
+    assert all(each["seconds"] > 0 for each in found) and found[-1]["tokens"] == 64
+    command = launch.Command("time", flags(dataset=tmp_path), ROOT)
+    with command as process, pytest.raises(RuntimeError, match=r"no train\.bin"):
+        process.answer()
+
+
 def test_processes_that_do_not_answer_in_time_are_ended(tmp_path):
     with pytest.raises(TimeoutError, match="no answer within 1 s"):
         launch.run_together(time.sleep, 3600, n=2, folder=tmp_path, seconds=1)
@@ -94,7 +123,7 @@ def test_measurements_of_one_process_and_of_two(dense, tmp_path):
     curve = launch.run_alone(measurements.curve, replace(config, max_steps=60))
     assert max(curve["val_loss"], curve["loss"]) < profiled["losses"][0] and curve["tokens"] == 60 * 64
 
-    timed = launch.run_alone(measurements.time_steps, config, steps=2, threads=1)
+    timed = launch.run_alone(measurements.time_steps, config, threads=1)
     assert min(timed["seconds"], timed["first_step_seconds"]) > 0 and timed["tokens"] == 64
     assert 0 < timed["resident_bytes"] < 1e9
 

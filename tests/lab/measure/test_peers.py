@@ -1,5 +1,6 @@
 """--mode=peers gives every peer the same weights and batches, one clock, and a row, even if it fails."""
 
+import contextlib
 import itertools
 import sys
 
@@ -9,7 +10,7 @@ import torch
 from conftest import MACHINE, build, flags, tiny
 
 import train
-from lab.measure import modes
+from lab.measure import measurements, modes, turns
 from lab.measure.launch import run_alone
 from lab.measure.peers import nanogpt, task
 from lab.measure.peers.task import Task
@@ -75,14 +76,14 @@ def run_script(checkout, monkeypatch):
 
 
 @pytest.fixture
-def given(dense, tmp_path, checkout, monkeypatch):
+def given(dense, tmp_path, checkout):
     """given(n, **overrides) -> the Task of n steps, which are at least three."""
-    monkeypatch.setattr(task, "WINDOW", 0)
 
     def make(n, best=False, **overrides):
         (tmp_path / "task").mkdir(exist_ok=True)
+        requests = iter([1e-9] * (n - measurements.WARMUP) + [None])  # a step a turn
         config = tiny(**{"dataset": str(dense), **overrides})
-        return Task(config, n - task.WARMUP, best, tmp_path / "task", checkout)
+        return Task(config, lambda figures: next(requests), best, tmp_path / "task", checkout)
 
     return make
 
@@ -98,20 +99,32 @@ def our_losses(task, n):
 # -- the clock
 
 
-@pytest.mark.parametrize("window, n", [(0, 6), (4, 6), (4.5, 7), (20, 22)])
-def test_the_clock_skips_the_first_steps_and_times_at_least_a_number_of_steps_and_a_time(window, n, monkeypatch):
+def test_the_clock_skips_the_first_steps_and_times_turns_until_it_is_told_to_end(monkeypatch):
     """Steps of a second each; the first two take a hundred."""
-    now, clock = 0, task.Clock(torch.device("cpu"), 4)
-    monkeypatch.setattr(task, "WINDOW", window)
-    monkeypatch.setattr(task, "synchronized_time", lambda _: now)
-    monkeypatch.setattr(task, "perf_counter", lambda: now)
+    now, requests, said = 0, iter([0.2, 4, 20, None]), []
+
+    def turn(figures):
+        said.append((number, figures["seconds"]))
+        return next(requests)
+
+    monkeypatch.setattr(measurements, "synchronized_time", lambda _: now)
+    clock = measurements.Clock(torch.device("cpu"), turn)
     clock.start()
     for number in itertools.count(1):
         now += 100 if number <= 2 else 1
         if clock.step(float(number)):
             break
-    assert (number, clock.first, clock.seconds) == (n, 100, 1)
-    assert clock.figures()["losses"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    # At least one step; 4 s at 1 s a step; 20 s, after a lead of two steps that is not timed
+    assert said == [(2, 100), (3, 1), (7, 1), (29, 1)] and number == 29
+    assert clock.figures().items() >= {"first_step_seconds": 100, "seconds": 1}.items()
+    assert clock.losses == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_clock_that_is_not_asked_times_once(monkeypatch):
+    monkeypatch.setattr(measurements, "WINDOW", 0)
+    clock = measurements.Clock(torch.device("cpu"))
+    clock.start()
+    assert [clock.step(0.0) for _ in range(3)] == [False, False, True]
 
 
 # -- what each is given
@@ -169,22 +182,42 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
 ):
     asked = []
 
-    def run_alone(function, config, peer=None, best=None, nanogpt=None, steps=None):
-        if not peer:
-            return MACHINE
-        asked.append((peer, best))
-        if peer in ("lightning", "huggingface"):
-            raise RuntimeError({"lightning": "no such precision", "huggingface": "No module named 'accelerate'"}[peer])
-        seconds = {"ours": 1.0, "nanogpt": 2.0}[peer] + 1.5 * (config.adamw_impl == "forloop")
-        figures = {"seconds": seconds, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "peak": None}
-        return figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
+    class Processes(contextlib.nullcontext):
+        """Processes of a peer, whose turns all take the same time."""
 
-    monkeypatch.setattr(modes, "run_alone", run_alone)
+        def __init__(self, function, config, peer, best, nanogpt, live):
+            super().__init__(self)
+            assert function is task.measure and live and nanogpt == str(checkout)
+            self.given = config, peer, best
+
+        def answer(self):
+            config, peer, best = self.given
+            asked.append((peer, best))
+            if peer in ("lightning", "huggingface"):
+                reasons = {"lightning": "no such precision", "huggingface": "No module named 'accelerate'"}
+                raise RuntimeError(reasons[peer])
+            seconds = {"ours": 1.0, "nanogpt": 2.0}[peer] + 1.5 * (config.adamw_impl == "forloop")
+            figures = {"seconds": seconds, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "peak": None}
+            self.found = figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
+            return self.found
+
+        def ask(self, seconds):
+            return self.found
+
+        def end(self):
+            return self.found
+
+        def kill(self):
+            pass
+
+    monkeypatch.setattr(modes, "Processes", Processes)
+    found = {measurements.free_memory: 1e12, measurements.machine_facts: MACHINE}
+    monkeypatch.setattr(modes, "run_alone", lambda function, _: found[function])
     keys = [word for word in flags(dataset=dense) if not word.startswith("--adamw_impl=")]  # a key goes before a stage
-    modes.main([*keys, "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}", "--repeats=3"])
+    modes.main([*keys, "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}"])
     turn = [("ours", True), ("ours", True), ("nanogpt", False), ("nanogpt", True)]
     failing = [(peer, best) for peer in ("huggingface", "lightning") for best in (False, True)]
-    assert asked == [*turn, *failing, *turn[::-1], *turn]
+    assert asked == [*turn, *failing, *turn * (turns.ROUNDS - 1)]
     text = (tmp_path / "table.md").read_text()
     rows = {cells[1]: cells for line in text.splitlines() if len(cells := [c.strip() for c in line.split("|")]) > 2}
     by = {name: dict(zip(rows[""], cells, strict=False)) for name, cells in rows.items()}
@@ -201,7 +234,7 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
 @pytest.mark.slow
 def test_a_process_measures_a_peer(dense, checkout):
     config = tiny(dataset=str(dense))
-    ours, theirs = (run_alone(task.measure, config, peer, steps=3, nanogpt=checkout) for peer in ("ours", "nanogpt"))
+    ours, theirs = (run_alone(task.measure, config, peer=peer, nanogpt=checkout) for peer in ("ours", "nanogpt"))
     assert len(ours["losses"]) == len(theirs["losses"]) == 5
     assert theirs["losses"][:2] == [5.0, 4.9] and np.isfinite(ours["losses"]).all()
     assert min(ours["seconds"], theirs["seconds"]) > 0 and ours["tokens"] == 64

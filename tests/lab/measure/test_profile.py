@@ -1,5 +1,6 @@
 """profile.py measures the documented rows and does not shadow the standard library's module of the same name."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -14,7 +15,7 @@ import pytest
 import torch
 from conftest import MACHINE, ROOT
 
-from lab.measure import cli, measurements, modes, tables
+from lab.measure import cli, measurements, modes, tables, turns
 from lab.measure.configs import changes_from, not_applicable, rows_of, stages_of
 from lab.measure.results import code_hash, read_results
 from lab.measure.runs import RUNS
@@ -48,10 +49,32 @@ def measured(monkeypatch, dense, tmp_path):
 
     def run_together(function, config, n=1, folder=None, **options):
         what = next(name for name in measurements.MEASUREMENTS if measurements.MEASUREMENTS[name] is function)
-        if what in ("machine", "limits"):
-            return [MACHINE if what == "machine" else LIMITS]
+        if what in ("machine", "limits", "free"):
+            return [{"machine": MACHINE, "limits": LIMITS, "free": 1e12}[what]]
         asked.append((what, config, n, options))
         return [dict(run.answer(what, config))]
+
+    class Processes(contextlib.nullcontext):
+        """Processes whose turns all take the same time."""
+
+        def __init__(self, function, config, n=1, live=False, **options):
+            super().__init__(self)
+            assert function is measurements.time_steps and live
+            self.given = config, n, options
+
+        def answer(self):
+            asked.append(("time", *self.given))
+            self.found = dict(run.answer("time", self.given[0]))
+            return self.found
+
+        def ask(self, seconds):
+            return self.found
+
+        def end(self):
+            return self.found
+
+        def kill(self):
+            pass
 
     def run(answer, *words):
         run.answer = answer
@@ -59,6 +82,7 @@ def measured(monkeypatch, dense, tmp_path):
         return asked, rows_in((tmp_path / "table.md").read_text())
 
     monkeypatch.setattr(modes, "run_together", run_together)
+    monkeypatch.setattr(modes, "Processes", Processes)
     monkeypatch.setattr(modes, "run_alone", lambda *args, **options: run_together(*args, **options)[0])
     monkeypatch.setattr(modes.predict, "predict_memory", lambda *_: SimpleNamespace(peak=1e9))
     monkeypatch.setattr(modes.predict, "predict_time", lambda *_: Time({"compute": 1e-3}))
@@ -112,7 +136,7 @@ def test_vary_has_a_row_for_every_combination_and_a_config_as_it_is():
         attention, compile = (word.partition("=")[2] for word in name.split(", "))
         assert config == dataclasses.replace(base, attention=attention, compile=compile == "True")
     assert len(rows) == 4
-    _, reasons = planned(*TINY_MODEL, "--vary", "micro_batch_size=2,3", "--repeats=1")
+    _, reasons = planned(*TINY_MODEL, "--vary", "micro_batch_size=2,3")
     assert "micro_batch_size=3" in reasons["micro_batch_size=3"]  # which does not divide 4
 
 
@@ -177,17 +201,17 @@ def test_every_stage_is_measured_in_turns_and_an_interrupted_measurement_goes_on
             "seconds": {"naive": 0.100, "amp": 0.0995, "compile": 0.050}[stage_of(config)] + len(asked) * 1e-3
         }
 
-    asked, words = [], ["--stages=naive,amp,flash,compile", "--repeats=3"]
+    asked, words = [], ["--stages=naive,amp,flash,compile", "--minutes=0.001"]
     with pytest.raises(KeyboardInterrupt):
         measured(answer, *words)
     _, rows = measured(answer, *words)
     assert asked[:4] == [("profile", stage) for stage in ("naive", "amp", "flash", "compile")]
     assert asked[4:6] == [("profile", "flash"), ("profile", "compile")]  # what failed, what was interrupted
     turn = [("time", "naive"), ("time", "amp"), ("time", "compile")]
-    assert asked[6:] == turn + turn[::-1] + turn
+    assert asked[6:] == turns.ROUNDS * turn
 
     assert rows["amp"]["against naive"] == rows["amp"]["against the stage before"] == "≈ 1 (0.94–1.06)"
-    assert rows["compile"]["against naive"] == "1.81× (1.68–1.96)"  # 107 / 59, 112 / 60 and 113 / 65 ms, with `asked`
+    assert rows["compile"]["against naive"] == "1.74× (1.64–1.85)"  # 107 / 59 to 119 / 71 ms, with `asked`
     assert rows["compile"]["losses against naive"] == "WRONG by 0.25"
     assert rows["amp"]["losses against naive"] == "bit-equal"
     assert rows["flash"]["ms/step"] == "out of memory"
@@ -209,7 +233,7 @@ def test_one_slow_process_of_naive_hides_no_gain(measured):
         return TIMED | {"seconds": pace * (1.3 if asked == ["naive"] else 1)}
 
     asked = []
-    _, rows = measured(answer, "--stages=naive,allocator,flash", "--repeats=5")
+    _, rows = measured(answer, "--stages=naive,allocator,flash", "--minutes=0.001")
     assert re.fullmatch(r"1\.3\d× \(1\.[12]\d–1\.[34]\d\)", rows["allocator"]["against naive"])
     assert re.match(r"1\.[34]\d× \(", rows["flash"]["against naive"])
     assert rows["flash"]["against the stage before"].startswith("≈ 1 (")
@@ -221,7 +245,7 @@ def test_each_row_stands_beside_its_limit(measured, tmp_path, monkeypatch):
     _, rows = measured(
         lambda what, config: PROFILED if what == "profile" else TIMED | {"seconds": timed[stage_of(config)]},
         "--stages=compile",
-        "--repeats=1",
+        "--minutes=0.001",
     )
     for name, row in read_results(tmp_path / RUNS)["modes"]["ladder"]["rows"].items():
         if row.get("time"):
@@ -247,7 +271,7 @@ def test_measuring_continues_without_the_first_stage_and_a_loss_that_is_nan_is_w
 
 def test_results_of_other_conditions_or_rows_are_not_mixed_and_modes_share_a_folder(measured, tmp_path, monkeypatch):
     measured(usual, "--stages=naive")
-    for words, message in ((["--stages=naive", "--steps=9"], "another steps"), (["--stages=amp"], "other rows")):
+    for words, message in ((["--stages=naive", "--seed=9"], "another config"), (["--stages=amp"], "other rows")):
         with pytest.raises(BadInput, match=message):
             measured(usual, *words)
     measured(usual, "--vary", "compile=False")
@@ -264,8 +288,8 @@ def test_scaling_starts_1_to_n_processes(measured, tmp_path):
             return EXCHANGED | {"bubble": 0.25}
         return TIMED | {"seconds": 1.0 if n == 1 else 1.25, "tokens": 64 * n}
 
-    asked, rows = measured(answer, "--mode=scaling", "--processes=4", "--repeats=2")
-    assert [n for _, _, n, _ in asked] == [1, 2, 4, 1, 2, 4, 4, 2, 1]
+    asked, rows = measured(answer, "--mode=scaling", "--processes=4")
+    assert [n for _, _, n, _ in asked] == [1, 2, 4] * (1 + turns.ROUNDS)
     assert all(options["threads"] == 1 for *_, options in asked)
     assert rows["4"]["efficiency"] == "80%"
     assert rows["4"]["sent by a process MB"] == "7.0"  # 2 · 3/4 of the all_reduce
@@ -278,7 +302,7 @@ def test_a_row_that_trains_differently_may_have_other_losses_unless_they_are_nan
     losses = {"sgd": [5.0, 4.5], "adamw8bit": [5.0, 4.5], "adafactor": [5.0, math.nan]}
     _, rows = measured(
         lambda what, config: usual(what, config) | {"losses": losses.get(config.optimizer, [5.0, 4.0])},
-        *("--vary", "optimizer=sgd,adamw8bit,adafactor", "attention=matmul", "--repeats=1"),
+        *("--vary", "optimizer=sgd,adamw8bit,adafactor", "attention=matmul", "--minutes=0.001"),
     )
     for optimizer, found in {"sgd": "another update", "adamw8bit": "WRONG by 0.5", "adafactor": "WRONG by inf"}.items():
         assert rows[f"optimizer={optimizer}, attention=matmul"]["losses against as configured"] == found
@@ -367,7 +391,7 @@ def test_a_planted_stage_that_is_slow_and_wrong_is_caught_on_both_counts(dense, 
     planted = f"    if config.set_to_none:\n        {slow}\n        {wrong}\n"
     (tmp_path / "train.py").write_text(code.replace(start, start + planted))
     assert code_hash(tmp_path) != code_hash()
-    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=set_to_none", "--repeats=3", "--steps=1"]
+    argv = [*TINY_MODEL, f"--dataset={dense}", "--stages=set_to_none", "--minutes=0.5"]
     command = [sys.executable, "profile.py", *argv, "--learning_rate=0.01", f"--out_dir={tmp_path / 'out'}"]
     alone = os.environ | {"OMP_NUM_THREADS": "1"}  # two threads beside other tests may wait for each other for seconds
     result = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True)

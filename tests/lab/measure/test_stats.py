@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from lab.measure import cli, stats, summary
+from lab.measure import stats, summary, turns
 
-ROWS, ROUNDS = 15, cli.OPTIONS["repeats"][1]  # those of a table, by default
+ROWS, ROUNDS = 15, turns.ROUNDS  # those of a table, by default
 
 
 def table(random, gain=1.0, jitter=0.04, rounds=ROUNDS):
@@ -56,7 +56,7 @@ def test_three_rounds_show_a_gain_of_8_in_a_noisy_row_beside_quiet_ones():
 
 def rows_of(seconds):
     """Gains of a ladder, {stage: its gains}, from {stage: seconds by round}."""
-    rows = [{"name": name, "rounds": list(each)} for name, each in seconds.items()]
+    rows = [{"name": name, "rounds": dict(enumerate(each)), "turns": 0} for name, each in seconds.items()]
     summary.add_gains(rows, "ladder")
     return {row["name"]: row.get("gains", {}) for row in rows}
 
