@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
 from model import GPT
 from nanoladder import data, machine, optim, parallel
 from nanoladder.entry import run_script
-from nanoladder.run import OutOfMemory, Run, halve_micro_batch, load_config
+from nanoladder.run import Run, halve_micro_batch, load_config, prepare
 
 # -- 1. The machine
 
@@ -186,14 +186,14 @@ def evaluate(model, split, config, device):
 
 def train(config):
     """Trains a model as configured. Writes everything to config.out_dir."""
-    with Run(config, learning_rate) as run:  # resumes, logs, saves, watches for faults, stops on a signal
-        device = set_up(config)
-        dataset = data.open_dataset(config)
-        config = run.resolve(dataset, device)  # replaces vocab_size=0 and micro_batch_size=auto by numbers
-        model = build_model(config, device)
-        optimizer = build_optimizer(model, config)
-        scaler = build_scaler(config, device)
-        run.begin(model, optimizer, scaler)
+    device = set_up(config)
+    dataset = data.open_dataset(config)
+    prepared = prepare(config, dataset, device, learning_rate)  # refuses what cannot run, before anything is built
+    config = prepared.config  # with numbers for vocab_size=0 and micro_batch_size=auto
+    model = build_model(config, device)
+    optimizer = build_optimizer(model, config)
+    scaler = build_scaler(config, device)
+    with Run(prepared, model, optimizer, scaler) as run:  # resumes, logs, saves, watches for faults, stops on a signal
         for step, batch in run.steps(training_batches(dataset.train, config, run.first_step, device)):
             lr = learning_rate(step, config)
             loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
@@ -209,8 +209,10 @@ def main(argv):
     while config:
         try:
             return train(config)
-        except OutOfMemory as error:
-            config = halve_micro_batch(config, error)  # of auto; None, explained, if it cannot be smaller
+        except Exception as error:
+            if not machine.is_out_of_memory(error):
+                raise
+            config = halve_micro_batch(config, error)  # of auto; None, explained, if that does not help
     sys.exit(3)
 
 

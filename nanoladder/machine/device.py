@@ -139,9 +139,12 @@ def keep_cache_sound() -> None:
                 library.unlink()
 
 
-def check(config: Config, device: torch.device) -> None:
-    """Raises BadInput for a config that cannot run on this device. Also checks torch.compile's cache."""
-    attention_kernel(config, device)
+def check(config: Config, device: torch.device) -> str:
+    """Raises BadInput for a config that cannot run on this device. Returns a description of its attention kernel.
+
+    Also checks torch.compile's cache.
+    """
+    kernel = attention_kernel(config, device)
     if config.optimizer == "adamw8bit":
         require_torchao()
     if config.compile:
@@ -152,8 +155,10 @@ def check(config: Config, device: torch.device) -> None:
             "recomputes with other random numbers, and gradients would be wrong; expected "
             "--activation_checkpointing=none or --dropout=0"
         )
-    dtype = str(choose_dtype(config.dtype, device)).removeprefix("torch.")
-    check_config(dataclasses.replace(config, dtype=dtype))  # which "auto" left open
+    if config.dtype == "auto":  # its combinations with other keys were left open
+        dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
+        check_config(dataclasses.replace(config, dtype=dtype))
+    return kernel
 
 
 def peak_flops(device: torch.device) -> float | None:

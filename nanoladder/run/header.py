@@ -13,8 +13,8 @@ from nanoladder.run.size import describe_state, in_gb
 from operators import count_chunks, why_not_triton
 
 
-def print_header(config, dataset, device):
-    """Prints the header, before the model is built. dataset: a Dataset."""
+def print_header(config, dataset, device, attention):
+    """Prints the header, before the model is built. dataset: a Dataset. attention: describes its kernel."""
     tokens = config.batch_size * config.context_length
     flops = flops_per_token(config) * config.max_steps * tokens
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
@@ -26,7 +26,7 @@ def print_header(config, dataset, device):
         "step": f"{tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{micro}",
         "run": f"{config.max_steps:,} steps, {flops:.3g} FLOP",
         "config": changed or "all defaults",
-        **choices(config, device),
+        **choices(config, device, attention),
     }
     print_lines(lines)
 
@@ -44,12 +44,12 @@ def counting(losses, bits_per_nat):
     return {"counting": f"{text} {unit}"} if losses else {}
 
 
-def choices(config, device):
+def choices(config, device, attention):
     """Returns {name: choice made on this machine and its reason}."""
     chosen = {
         "device": machine.device_name(device),
         "dtype": dtype(config, device),
-        "attention": machine.attention_kernel(config, device),
+        "attention": attention,
         "loss": loss(config, device),
         "optimizer": optimizer(config),
         "compile": "off",

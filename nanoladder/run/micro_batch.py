@@ -48,22 +48,29 @@ def first_micro_batch(config):
 
 
 class OutOfMemory(MemoryError):
-    """Raised by a run that ran out of memory. config: the config as far as it was resolved."""
+    """Raised by a Run whose memory ran out. config: its config."""
 
     def __init__(self, error, config, device):
-        super().__init__(f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: "))
+        super().__init__(describe(error))
         self.config, self.device = config, device
 
 
+def describe(error):
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
+
+
 def halve_micro_batch(config, error):
-    """Returns the config of the next attempt at a run with micro_batch_size=auto that ended with this OutOfMemory.
+    """Returns the config of the next attempt at a run with micro_batch_size=auto whose memory ran out.
 
     As accelerate's find_executable_batch_size does. It continues from the run's last checkpoint, if there is one, with
-    half the size, which config.json records. Returns None, after an explanation, if there is no smaller size, or if
-    there are several processes: one that runs out of memory exits, because the others wait for it in the middle of a
-    step, and the next attempt of all of them takes half the size.
+    half the size, which config.json records. Returns None, after an explanation, if a smaller size would not help: if
+    there is none, or memory ran out before the first step. Also if there are several processes: one that runs out of
+    memory exits, because the others wait for it in the middle of a step, and the next attempt of all of them takes
+    half the size.
     """
     error.__traceback__ = error.__context__ = None  # they refer to the model
+    if not isinstance(error, OutOfMemory):  # of a Run
+        return explain(describe(error))
     release_memory(error.device)
     size = half_of_micro_batch(error.config) if config.micro_batch_size == "auto" else 0
     size = size and record(error.config, size)
@@ -76,8 +83,6 @@ def halve_micro_batch(config, error):
 
 def half_of_micro_batch(config):
     """The largest valid size of at most half the config's micro-batch size; 0 if there is none."""
-    if config.micro_batch_size == "auto":  # memory ran out before there was a size
-        return 0
     sizes = micro_batch_sizes(config, divide(config, parallel.world_size()))
     return max((size for size in sizes if 2 * size <= config.micro_batch_size), default=0)
 

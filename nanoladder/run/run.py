@@ -1,17 +1,20 @@
-"""Run, the object that does the housekeeping of a training run."""
+"""The preparation of a run, and Run, the object that does the housekeeping of a training run."""
 
 import contextlib
 import dataclasses
 import math
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from nanoladder import checkpoint, files, machine, parallel
 from nanoladder.arithmetic import flops_per_token
+from nanoladder.config import Config
 from nanoladder.data import full_shared_memory
 from nanoladder.data.counting import counted_losses
+from nanoladder.data.datasets import Dataset
 from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput
 from nanoladder.run import micro_batch
@@ -22,75 +25,95 @@ from nanoladder.run.metrics import Metrics, earlier_rows
 from nanoladder.run.sample import print_line
 from nanoladder.run.signals import Interrupted, Signals
 from nanoladder.run.size import require_memory
-from nanoladder.run.start import find_start, say_rate, write_config
+from nanoladder.run.start import Start, find_start, say_rate, write_config
 
 UNSCALED = torch.amp.GradScaler(enabled=False)
 LOCK = ".lock"  # in out_dir, held by the process that trains there
 FOREIGN = ("meta.json", "train.bin", "model*.safetensors", "pytorch_model*.bin")  # in folders of datasets and models
 
 
+class Prepared(NamedTuple):
+    """A run that can begin: what prepare() resolved and found, and the contexts that Run ends.
+
+    tokenizer: for samples. rows: earlier rows of its metrics. counted: {name: loss} of counted predictions.
+    """
+
+    config: Config
+    device: torch.device
+    dataset: Dataset
+    start: Start
+    tokenizer: object
+    rows: list
+    counted: dict
+    began: tuple | None  # machine.cpu_times()
+    contexts: contextlib.ExitStack
+
+
+def prepare(config, dataset, device, learning_rate):
+    """Prepares a run and prints its header. Returns it, with numbers for vocab_size=0 and micro_batch_size=auto.
+
+    Raises BadInput for all that can be refused before the model is built: a config that cannot run or resume, a model
+    that cannot fit, samples without tokenizer, an out_dir that holds another run or cannot be read or written,
+    processes of unequal config, data or checkpoint. From here on, the run holds its out_dir, and memory that runs out
+    is an error if micro_batch_size=auto. learning_rate: the schedule, a function of step and config.
+    """
+    outlast_output()  # Ctrl-C at `train.py | tee log` ends tee at once, and the run has yet to save
+    began, auto = machine.cpu_times(), config.micro_batch_size == "auto"
+    config = dataclasses.replace(config, vocab_size=dataset.vocab_size)
+    require_memory(config, device)
+    attention = machine.check(config, device)
+    parallel.require_agreement(dataclasses.asdict(config), "config")
+    parallel.require_agreement(dataset.fingerprint(), "data")
+    tokenizer = dataset.find_tokenizer() if config.sample_interval else None
+    if config.sample_interval and tokenizer is None:
+        raise BadInput(f"sample_interval: {config.dataset} has no tokenizer to write samples; --sample_interval=0")
+    config = micro_batch.resolve_micro_batch(config)
+    start = find_start(config, dataset)
+    step = start.progress["step"]
+    parallel.require_agreement(start.progress, f"checkpoint in {config.out_dir}")
+    rows = earlier_rows(config.out_dir, step) if parallel.rank() == 0 else []
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(hold_out_dir(config, is_new=not step))
+        print(start.said + say_rate(start, config, learning_rate), end="")
+        print_header(config, dataset, device, attention)
+        counted = {}
+        if config.eval_interval and parallel.rank() == 0:
+            counted = counted_losses(dataset, config)
+            print_lines(counting(counted, dataset.bits_per_nat))
+            machine.reset_peak_memory(device)  # the run's peak, not that of counting
+        contexts.enter_context(machine.within_free_memory(device) if auto else contextlib.nullcontext())
+        kept = contexts.pop_all()
+    return Prepared(config, device, dataset, start, tokenizer, rows, counted, began, kept)
+
+
 class Run:
     """Housekeeping of a training run: resumes, logs, saves, watches for faults, stops on a signal.
 
-    Call order: `with Run`, `resolve`, `begin`, `steps`; in every step `log_step`, `log_evaluation` if `due`,
-    `save_if_due`. Leaving the `with` block explains torch.compile errors, and raises OutOfMemory for those of memory.
-    learning_rate: the schedule, a function of step and config.
+    prepared: by prepare(). In every step, call `log_step`, `log_evaluation` if `due`, and `save_if_due`. Leaving the
+    `with` block explains torch.compile errors, and raises OutOfMemory for those of memory.
     """
 
-    def __init__(self, config, learning_rate):
-        self.learning_rate = learning_rate
-        self.config, self.device = config, machine.choose_device(config.device)
-        self.began = machine.cpu_times()
-        self.contexts = contextlib.ExitStack()  # opened by begin
-        self.watch = None
-
-    # -- before the first step
-
-    def resolve(self, dataset, device):
-        """Returns the config with vocab_size set from the dataset and micro_batch_size=auto replaced by a number.
-
-        Prints the header. Raises BadInput for all that can be refused before the model is built: a config that cannot
-        run or resume, a model that cannot fit, samples without tokenizer, an out_dir that holds another run or cannot
-        be read or written, processes of unequal config, data or checkpoint.
-        """
-        config = dataclasses.replace(self.config, vocab_size=dataset.vocab_size)
-        require_memory(config, device)
-        machine.check(config, device)
-        parallel.require_agreement(dataclasses.asdict(config), "config")
-        parallel.require_agreement(dataset.fingerprint(), "data")
-        self.dataset, self.device = dataset, device
-        self.tokenizer = dataset.find_tokenizer() if config.sample_interval else None
-        if config.sample_interval and self.tokenizer is None:
-            raise BadInput(f"sample_interval: {config.dataset} has no tokenizer to write samples; --sample_interval=0")
-        self.config = config = micro_batch.resolve_micro_batch(config)
-        self.start = find_start(config, dataset)
-        self.progress = self.start.progress
-        parallel.require_agreement(self.progress, f"checkpoint in {config.out_dir}")
-        self.rows = earlier_rows(config.out_dir, self.progress["step"]) if parallel.rank() == 0 else []
-        self.contexts.enter_context(hold_out_dir(config, is_new=not self.progress["step"]))
-        print(self.start.said + say_rate(self.start, config, self.learning_rate), end="")
-        print_header(config, dataset, device)
-        self.counted = {}
-        if config.eval_interval and parallel.rank() == 0:
-            self.counted = counted_losses(dataset, config)
-            print_lines(counting(self.counted, dataset.bits_per_nat))
-            machine.reset_peak_memory(device)  # the run's peak, not that of counting
-        return config
-
-    def begin(self, model, optimizer, scaler=UNSCALED):
-        """Loads what the run starts from, and opens metrics and checkpoints. Raises BadInput."""
-        config, start = self.config, self.start
-        self.model, self.optimizer, self.scaler, self.start = model, optimizer, scaler, None
+    def __init__(self, prepared, model, optimizer, scaler=UNSCALED):
+        """Loads what the run starts from, and makes its out_dir ready. Raises BadInput."""
+        config, start = prepared.config, prepared.start
         start.load(model, optimizer, scaler)
-        prepare_out_dir(config, start, self.dataset)
-        print_lines(busy(self.device, self.began))
+        prepare_out_dir(config, start, prepared.dataset)
+        print_lines(busy(prepared.device, prepared.began))
+        self.config, self.device, self.dataset = config, prepared.device, prepared.dataset
+        self.model, self.optimizer, self.scaler, self.tokenizer = model, optimizer, scaler, prepared.tokenizer
+        self.progress, self.contexts = start.progress, prepared.contexts
         self.first_step = self.progress["step"] + 1
-        self.signals = self.contexts.enter_context(Signals())
-        self.writer = self.contexts.enter_context(checkpoint.Writer(config, start.origin, self.progress))
-        if parallel.rank() == 0:
-            self.metrics = self.contexts.enter_context(Metrics(config, self.rows, self.counted))
-        self.watch = Watch(config, self.device, scaler)
+        self.row, self.saving = {}, False  # of the current step: its metrics, and if a checkpoint is due
         self.clock, self.lap_began = StepClock(self.device), self.progress["step"]
+        self.watch, self.signals = Watch(config, self.device, scaler), Signals()
+        self.writer = checkpoint.Writer(config, start.origin, self.progress)
+        self.metrics = Metrics(config, prepared.rows, prepared.counted) if parallel.rank() == 0 else None
+
+    def __enter__(self):
+        for context in (self.signals, self.writer, self.metrics):
+            if context is not None:
+                self.contexts.enter_context(context)
+        return self
 
     # -- the steps
 
@@ -196,12 +219,6 @@ class Run:
 
     # -- the end
 
-    def __enter__(self):
-        outlast_output()  # Ctrl-C at `train.py | tee log` ends tee at once, and the run has yet to save
-        if self.config.micro_batch_size == "auto":  # so that memory that runs out is an error
-            self.contexts.enter_context(machine.within_free_memory(self.device))
-        return self
-
     def __exit__(self, kind, error, traceback):
         out_of_memory = error is not None and machine.is_out_of_memory(error)  # asked while memory is limited
         self.contexts.__exit__(kind, error, traceback)
@@ -210,15 +227,14 @@ class Run:
             parallel.stop()
             self.end_on_signal()
         else:
-            if self.watch:
-                self.print_newest_checkpoint()
+            self.print_newest_checkpoint()
             if out_of_memory:
                 raise micro_batch.OutOfMemory(error, self.config, self.device) from None
             self.explain(error)
 
     def explain(self, error):
         """Ends the program if the compiler or the loader failed, or no thread or process could start."""
-        if not (self.watch and self.signals.number):  # a signal may have killed the compiler
+        if not self.signals.number:  # a signal may have killed the compiler
             explain_compiler_failure(error, self.config)
         if reason := full_shared_memory(error):
             sys.exit(f"error: {reason}")

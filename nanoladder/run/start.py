@@ -109,11 +109,13 @@ class Start(NamedTuple):
     said: str = ""
 
     def load(self, model, optimizer, scaler):
-        """Loads the weights, and of a run that resumes its whole state. Raises BadInput."""
+        """Loads the weights, and of a run that resumes its whole state, once: frees it. Raises BadInput."""
         if self.resumes:
             checkpoint.resume(model, optimizer, scaler, self.state, self.source)
         elif self.state:
             checkpoint.load_weights(model, self.state, self.source)
+        if self.state:
+            self.state.clear()
 
 
 def find_start(config, dataset):

@@ -92,8 +92,9 @@ def test_mps_does_not_recompute_dropout():
     machine.check(tiny(dropout=0.1), MPS)
 
 
-def test_an_update_in_the_backward_cannot_undo_the_scale_of_float16():
-    config = tiny(optimizer_in_backward=True, grad_clip=0.0, dtype="float16")
+def test_an_update_in_the_backward_cannot_undo_the_scale_of_float16(monkeypatch):
+    monkeypatch.setattr("nanoladder.machine.device.choose_dtype", lambda *_: torch.float16)
+    config = tiny(optimizer_in_backward=True, grad_clip=0.0, dtype="auto", attention="matmul")
     with pytest.raises(BadInput, match=r"optimizer_in_backward=True, dtype=float16: .* expected --dtype=float32"):
         machine.check(config, CPU)
 
@@ -140,16 +141,15 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         native = capability >= (8, 0)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
-        monkeypatch.setattr(machine, "attention_kernel", lambda config, device: "math kernel")
 
     return describe
 
 
 def test_a_gpu_before_ampere_uses_float16(gpu):
     gpu("Tesla T4", (7, 5))
-    chosen = header.choices(tiny(vocab_size=17, dtype="auto"), CUDA)
+    chosen = header.choices(tiny(vocab_size=17, dtype="auto"), CUDA, "math kernel")
     assert chosen["dtype"] == "float16 (bfloat16 is not native here)"
-    asked = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CUDA)["dtype"]
+    asked = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CUDA, "")["dtype"]
     assert asked == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float16)"
 
 

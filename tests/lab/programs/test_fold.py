@@ -154,7 +154,7 @@ MADE = {
     "scaler.update": lambda: unscaled(Scaler.update) == (1.0, 1.0),
     "scaler.step": lambda: unscaled(Scaler.unscale_, Scaler.step, Scaler.update) == (0.5, 1.0),
     "optim.may_step": lambda: inspect.signature(optim.may_step).parameters["scaler"].default is None,
-    "run.begin": lambda: not inspect.signature(Run.begin).parameters["scaler"].default.is_enabled(),
+    "Run": lambda: not inspect.signature(Run).parameters["scaler"].default.is_enabled(),
     "positions": lambda: context.positions(tiny()) is None,
     "parallel.stop": lambda: parallel.stop() is None,
     "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
