@@ -1,7 +1,8 @@
 """Trains a GPT: python train.py config/x.py [more.py ...] [--stage=NAME] [--key=value ...]
 
-Read from top to bottom: the parts stand in the order in which the loop at the end calls them. `python ladder.py show
-naive` prints the program without any optimization; `python ladder.py diff amp` prints the lines that one stage changes.
+Read from top to bottom: each section uses only sections above it, and the loop at the end uses them all. `python
+ladder.py show naive` prints the program without any optimization; `python ladder.py diff amp` prints the lines that
+one stage changes.
 """
 
 import math
@@ -42,7 +43,14 @@ def training_batches(split, config, first_step, device):
     if config.num_workers == 0:
         return (batches[step].to(device) for step in steps)
     pinned = device.type == "cuda"
-    loader = DataLoader(batches, sampler=steps, num_workers=config.num_workers, pin_memory=pinned, **data.WORKERS)
+    loader = DataLoader(
+        batches,
+        batch_size=None,  # an item is a batch
+        sampler=steps,
+        num_workers=config.num_workers,
+        pin_memory=pinned,
+        **data.WORKERS,
+    )
     return data.prefetch(batch.to(device, non_blocking=pinned) for batch in loader)
 
 
@@ -62,11 +70,11 @@ def build_model(config, device):
             block.compile(dynamic=False)
     elif config.compile:
         model.compile(dynamic=False)  # in place: parameters keep their names
-    if config.shard == "none":
-        model = parallel.distributed_data_parallel(parallel.init_shards(model, device))
-    else:
+    if config.shard != "none" or config.tensor_parallel > 1 or config.pipeline_parallel > 1:  # DDP has none of these
         parallel.fully_shard(model)
         parallel.init_shards(model, device)  # each process draws its part of the weights
+    elif config.ddp and parallel.world_size() > 1:
+        model = parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     torch.manual_seed(config.seed + parallel.rank())  # dropout differs between processes
     return model
 

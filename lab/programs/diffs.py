@@ -10,7 +10,7 @@ from lab.programs.fold import fold, merge
 TITLE = """\
 A GPT and the loop that trains it, in one program: python PROGRAM.py config/x.py --stage=NAME [--key=value ...]
 
-The model comes first; then the parts of the loop, in the order in which it calls them, and the loop."""
+The model comes first, then the loop, in sections: each uses only sections above it."""
 
 
 @cache

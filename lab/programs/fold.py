@@ -13,8 +13,7 @@ from functools import cache
 # program omits them.
 CLIP = "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})"
 NO_OPS = [
-    ("ddp", False, "{0}", "parallel.all_reduce_mean", "parallel.add", "parallel.distributed_data_parallel"),
-    ("ddp", False, "{0}", "parallel.share", "parallel.init_shards"),
+    ("ddp", False, "{0}", "parallel.all_reduce_mean", "parallel.add", "parallel.share"),
     ("ddp", False, "{0}({1}).to({2})", "parallel.build"),
     ("ddp", False, "{1}", "parallel.start", "parallel.synchronize_last"),
     ("ddp", False, "0", "parallel.rank"),
@@ -399,8 +398,9 @@ def reads_by_scope(tree):
             names[node], attributes[node] = set(), set()
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
             reads, name = (names, node.id) if isinstance(node, ast.Name) else (attributes, node.attr)
-            for scope in scopes:
-                reads[scope].add(name)
+            for depth, scope in enumerate(scopes, 1):
+                if reads is attributes or name not in {inner.name for inner in scopes[depth:]}:  # not a recursive call
+                    reads[scope].add(name)
         for child in ast.iter_child_nodes(node):
             visit(child, scopes)
 

@@ -35,7 +35,7 @@ class Config:
 
 
 # Workers draw from their own generator: otherwise dropout would depend on their number.
-WORKERS = {"batch_size": None, "generator": torch.Generator()}
+WORKERS = {"generator": torch.Generator()}
 
 
 @dataclass(frozen=True)

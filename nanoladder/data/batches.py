@@ -219,4 +219,4 @@ def end_workers() -> None:
 
 # Arguments of a DataLoader of TrainingBatches. A DataLoader without a generator of its own draws from the global one,
 # and dropout would depend on num_workers.
-WORKERS = {"batch_size": None, "generator": torch.Generator(), "collate_fn": share, "worker_init_fn": survive_signals}
+WORKERS = {"generator": torch.Generator(), "collate_fn": share, "worker_init_fn": survive_signals}

@@ -15,7 +15,7 @@ Gradients are averaged over the processes that train on different tokens, losses
 
 from nanoladder.parallel.checks import LAUNCHED, check_grid, n_launched
 from nanoladder.parallel.context import apply_context_parallel
-from nanoladder.parallel.data_parallel import distributed_data_parallel, share, synchronize_last
+from nanoladder.parallel.data_parallel import DistributedDataParallel, share, synchronize_last
 from nanoladder.parallel.distributed_muon import n_owners, on_owners
 from nanoladder.parallel.full_state import (
     WholeTensors,

@@ -6,24 +6,12 @@ from typing import Any
 from model import GPT
 from nanoladder.parallel.context import positions
 from nanoladder.parallel.mesh import mesh
-from nanoladder.parallel.shards import fully_shard
 from nanoladder.private import OrderedDataParallel
 
 
 def share(batches: Any) -> Any:
     """Returns this process's share of the batches, which have a method share(rank, world_size, positions)."""
     return batches.share(mesh().place.data, mesh().sizes.data, positions(batches.config))
-
-
-def distributed_data_parallel(model: GPT) -> Any:
-    """Makes the processes average their gradients while the backward runs. Returns the model, wrapped by DDP.
-
-    DDP does not support tensor and pipeline parallelism; beside those it is FSDP2, with shards of one process.
-    """
-    if mesh().sizes.tensor > 1 or mesh().sizes.pipeline > 1:
-        fully_shard(model)  # n_sharing is 1
-        return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True) if mesh().averaging > 1 else model
 
 
 class DistributedDataParallel(OrderedDataParallel):

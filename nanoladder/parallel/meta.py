@@ -34,13 +34,13 @@ def build(kind: Callable[[Config], GPT], config: Config, device: torch.device) -
 
 
 @torch.no_grad()
-def init_shards(model: GPT, device: torch.device) -> GPT:
-    """Draws this process's part of every matrix that build() has left on the meta device. Returns the model.
+def init_shards(model: GPT, device: torch.device) -> None:
+    """Draws this process's part of every matrix that build() has left on the meta device, in place.
 
     The values are those of a single process, bit for bit, however the model is cut.
     """
     if not mesh().is_divided:
-        return model
+        return
     for part in getattr(model, "parts", [model]):  # of a pipeline
         allocate(part, device)
         for name, parameter in part.named_parameters():
@@ -49,7 +49,6 @@ def init_shards(model: GPT, device: torch.device) -> GPT:
                 local(parameter).copy_(local_part(draw(part, name, parameter.shape), parameter, name))
         if mesh().sizes.tensor > 1:
             place_gradients(part)
-    return model
 
 
 def allocate(module, device):

@@ -73,7 +73,8 @@ def test_a_dataloader_yields_the_same_batches(dense):
     config = config_of(dense)
     batches = TrainingBatches(open_dataset(config).train, config)
     assert len(pickle.dumps(batches)) < 5000  # a worker maps the file itself
-    for step, batch in enumerate(DataLoader(batches, sampler=range(1, 6), num_workers=2, **WORKERS), 1):
+    loader = DataLoader(batches, batch_size=None, sampler=range(1, 6), num_workers=2, **WORKERS)
+    for step, batch in enumerate(loader, 1):
         assert type(batch) is Batch and equal(batch, batches[step])
 
 

@@ -137,8 +137,6 @@ MADE = {
         clipped(lambda model: parallel.clip_grad_norm_(model, 0.5))
         == clipped(lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
     ),
-    "parallel.distributed_data_parallel": lambda: parallel.distributed_data_parallel(gpt) is gpt and untouched(gpt),
-    "parallel.init_shards": lambda: parallel.init_shards(gpt, CPU) is gpt and untouched(gpt),
     "parallel.rank": lambda: parallel.rank() == 0,
     "parallel.share": lambda: parallel.share(batches) is batches,
     "parallel.start": lambda: parallel.start(tiny(ddp=False), CPU) is CPU,
@@ -180,6 +178,7 @@ def test_a_call_does_nothing_while_its_stage_is_off():
 
 
 def test_one_process_divides_no_model():
+    assert parallel.fully_shard(gpt) is parallel.init_shards(gpt, CPU) is None and untouched(gpt)
     assert parallel.apply_pipeline_parallel(gpt) is gpt and untouched(gpt)
     assert parallel.apply_tensor_parallel(gpt) is None and untouched(gpt)
     assert parallel.apply_context_parallel(gpt) is None and untouched(gpt)
@@ -211,6 +210,10 @@ class Unused(c):
 
 def helper(config):
     return g(SIZE, os)
+
+
+def recursive(n):
+    return recursive(n - 1)
 
 
 def main(x, config, y):
