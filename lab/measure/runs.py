@@ -139,10 +139,10 @@ class Runs:
         returns its figures or raises Failed. It may be a generator, which yields while it waits. end: time.monotonic().
         """
         running, rows = {}, wanted()
-        with tqdm(unit=unit, initial=sum(row in self for row in rows)) as bar:
+        missing = [row for row in rows if row not in self]
+        with tqdm(unit=unit, initial=len(rows) - len(missing)) as bar:
             try:
                 while True:
-                    missing = [row for row in rows if row not in self]
                     bar.total = bar.n + len(missing)
                     for row in missing:
                         if len(running) < at_once and identity(row) not in running and time.monotonic() < end:
@@ -156,7 +156,7 @@ class Runs:
                         bar.update()
                         yield self.add(row, *found)
                     if over:
-                        rows = wanted()
+                        missing = [row for row in wanted() if row not in self]
                     else:
                         time.sleep(PAUSE)
             finally:

@@ -329,8 +329,12 @@ def measure(options, words):
         def follow():
             return protocol(loss).follow()
 
+        def wanted():
+            trained = [run.row for run in runs if run.row["what"] == "train" and run.figures]
+            return [*trained, *map(row_of, follow().wanted)]
+
         try:
-            for run in runs.take(lambda: list(map(row_of, follow().wanted)), train, end, at_once, "run"):
+            for run in runs.take(wanted, train, end, at_once, "run"):
                 text = run.failed or run.figures["note"] or format(run.figures["val_loss"], ".4f")
                 tqdm.write(f"{in_words(run.row)}: {text}")
             followed = follow()
