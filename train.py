@@ -135,7 +135,7 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_factor", 1.0) if config.scales_lr else lr
     optimizer.zero_grad(set_to_none=config.set_to_none)
-    if config.cuda_graph and machine.can_record(config, batch.inputs.device):
+    if config.cuda_graph and machine.can_capture(config, batch.inputs.device):
         loss = machine.replay(forward_backward, model, scaler, batch, config)
     else:
         loss = forward_backward(model, scaler, batch, config)

@@ -10,7 +10,7 @@ from nanoladder.arithmetic import CUTS
 from nanoladder.config import apply, check, stage_names
 from nanoladder.config.stages import fields, files, needs_several, stage_below, stage_path
 from nanoladder.errors import BadInput
-from nanoladder.machine import can_record, choose_device, choose_dtype
+from nanoladder.machine import can_capture, choose_device, choose_dtype
 from nanoladder.run import load_config
 from operators import count_chunks, uses_blocks
 
@@ -112,7 +112,7 @@ def normal_form(config):
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length
     loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size, config.n_embd)
     same = {"attention": attention, "micro_batch_size": micro_batch_size, "loss_chunks": loss_chunks}
-    same["cuda_graph"] = config.cuda_graph and can_record(config, device)
+    same["cuda_graph"] = config.cuda_graph and can_capture(config, device)
     return dataclasses.replace(config, **same, **ALONE)
 
 

@@ -45,7 +45,7 @@ def predict_time(config, device, device_type="cpu", world_size=1):
     """
     if config.dtype == "auto" and product_dtype(config, device_type) not in device.flops:
         config = dataclasses.replace(config, dtype=device.dtypes()[-1])
-    if config.cuda_graph and world_size == 1 and machine.can_record(config, torch.device(device_type)):
+    if config.cuda_graph and world_size == 1 and machine.can_capture(config, torch.device(device_type)):
         device = dataclasses.replace(device, launch_seconds=devices.LAUNCH_IN_GRAPH)  # the host runs ahead of it
     share, traced, found = traces(dataclasses.replace(config, compile=False), device_type, world_size)
     passes = share.batch_size / traced.batch_size
@@ -77,7 +77,7 @@ def traces(config, device_type, world_size):
         # Of a step that is recorded at once; the peak of several micro-batches is in a later one
         cuda_graph=config.cuda_graph
         and world_size * config.batch_size == config.micro_batch_size
-        and machine.can_record(config, torch.device(device_type)),
+        and machine.can_capture(config, torch.device(device_type)),
     )
     if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
         world_size = 1

@@ -11,7 +11,7 @@ from nanoladder.machine.device import (
     keep_cache_sound,
     peak_flops,
 )
-from nanoladder.machine.graph import can_record, replay, why_not_recorded
+from nanoladder.machine.graph import can_capture, capture_obstacle, replay
 from nanoladder.machine.memory import (
     free_memory,
     has_limit,

@@ -14,8 +14,8 @@ def free_cpus(since: tuple[float, float, float] | None) -> float:
     """
     if not (since and (now := cpu_times())):
         return math.inf
-    idle, own, clock = (after - before for before, after in zip(since, now, strict=True))
-    return (idle + own) / clock
+    idle, used, clock = (after - before for before, after in zip(since, now, strict=True))
+    return (idle + used) / clock
 
 
 def cpu_times() -> tuple[float, float, float] | None:

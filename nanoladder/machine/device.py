@@ -44,8 +44,8 @@ VARIANT = r"( (Ti|SUPER|D|Max-Q|Laptop)|.* MIG|-\d+[ABCQ])\b"  # of a listed dev
 def choose_device(name: str) -> torch.device:
     """Returns the named device; "auto" is the GPU if there is one, else the CPU. Raises BadInput if it is missing."""
     if name == "auto":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        name = found.type if found and found.type in ("cuda", "mps") else "cpu"
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        name = accelerator.type if accelerator and accelerator.type in ("cuda", "mps") else "cpu"
     if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
         raise BadInput(f"device={name}: expected auto, cpu, cuda, cuda:N or mps")
     device = torch.device(name)

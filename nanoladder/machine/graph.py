@@ -10,7 +10,7 @@ from nanoladder.config import Config
 from nanoladder.private import clear_workspaces
 
 
-def why_not_recorded(config: Config, device: torch.device) -> str:
+def capture_obstacle(config: Config, device: torch.device) -> str:
     """Returns why a step's forward and backward cannot be recorded as a CUDA graph; an empty string if they can."""
     if device.type != "cuda":
         return f"{device.type} has none"
@@ -23,9 +23,9 @@ def why_not_recorded(config: Config, device: torch.device) -> str:
     return ""
 
 
-def can_record(config: Config, device: torch.device) -> bool:
+def can_capture(config: Config, device: torch.device) -> bool:
     """True if a step's forward and backward can be recorded as a CUDA graph."""
-    return not why_not_recorded(config, device)
+    return not capture_obstacle(config, device)
 
 
 def replay(
@@ -41,12 +41,12 @@ def replay(
     The first call compiles, and allocates what outlives a step. The graph's gradients and activations have memory of
     their own (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
     """
-    if not hasattr(model, "recorded"):
-        model.recorded = Recorded(function, model, scaler, batch, config)
-    return model.recorded(batch)
+    if not hasattr(model, "captured"):
+        model.captured = CapturedStep(function, model, scaler, batch, config)
+    return model.captured(batch)
 
 
-class Recorded:
+class CapturedStep:
     """Calls function(model, scaler, batch, config) for one batch after another, each copied to the same memory."""
 
     def __init__(self, function, model, scaler, batch, config):
@@ -55,19 +55,19 @@ class Recorded:
         self.function = partial(function, model, scaler, self.batch, config)
 
     def __call__(self, batch):
-        for own, new in zip(self.batch, batch, strict=True):
-            own.copy_(new, non_blocking=True)
+        for static, value in zip(self.batch, batch, strict=True):
+            static.copy_(value, non_blocking=True)
         self.calls += 1
         if self.calls == 1:
             return self.function()
         if self.calls == 2:
-            self.record()
+            self.capture()
         self.graph.replay()
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient
         return self.result.clone()  # the next replay overwrites it
 
-    def record(self):
+    def capture(self):
         for parameter in self.parameters:
             parameter.grad = None  # so that the backward allocates it in the graph's memory, instead of adding to it
         clear_workspaces()  # of the first call: the graph has its own

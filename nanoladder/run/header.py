@@ -57,7 +57,7 @@ def choices(config, device, attention):
     if config.compile:
         chosen["compile"] = "each block" if config.compiles_blocks else "the model"
     if config.cuda_graph:
-        reason = machine.why_not_recorded(config, device)
+        reason = machine.capture_obstacle(config, device)
         chosen["graph"] = f"none: {reason}" if reason else "a CUDA graph of each step's forward and backward"
     return chosen | processes(config)
 

@@ -47,7 +47,7 @@ def tensors(tree):
 @pytest.fixture
 def emulated(monkeypatch):
     """Steps on a CPU are recorded."""
-    monkeypatch.setattr(graph, "why_not_recorded", lambda config, device: "")
+    monkeypatch.setattr(graph, "capture_obstacle", lambda config, device: "")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Recorder)
     monkeypatch.setattr(torch.cuda, "graph", lambda recorder, **options: recorder)
 
@@ -112,11 +112,11 @@ def test_a_recorded_run_resumes_bit_for_bit(emulated, dense, tmp_path):
 )
 def test_the_reason_why_a_step_cannot_be_recorded_is_named(keys, reason, monkeypatch):
     config = tiny(**keys)
-    assert machine.why_not_recorded(config, CPU) == "cpu has none" and not machine.can_record(config, CPU)
-    assert machine.why_not_recorded(config, torch.device("cuda")).startswith(reason)
-    assert machine.can_record(config, torch.device("cuda")) == (not reason)
+    assert machine.capture_obstacle(config, CPU) == "cpu has none" and not machine.can_capture(config, CPU)
+    assert machine.capture_obstacle(config, torch.device("cuda")).startswith(reason)
+    assert machine.can_capture(config, torch.device("cuda")) == (not reason)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert "processes" in machine.why_not_recorded(config, torch.device("cuda"))
+    assert "processes" in machine.capture_obstacle(config, torch.device("cuda"))
 
 
 def test_the_header_says_why_there_is_no_graph(dense, tmp_path, capsys):
