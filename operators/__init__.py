@@ -5,4 +5,4 @@ CPUs. model.py calls both.
 """
 
 from operators.attention import attend_in_blocks, count_scores, uses_blocks
-from operators.loss import count_chunks, head_loss, why_not_triton
+from operators.loss import count_chunks, head_loss, triton_obstacle

@@ -31,9 +31,9 @@ LOG2_HIGHEST = tl.constexpr(108.0)  # of any exponential, so that sums are finit
 
 def target_logits(hidden, weight, columns):
     """Dot products (N,) of hidden states (N, C) with their targets' rows of weight (V, C), float32; 0: no target."""
-    found, width = columns.new_empty(columns.shape, dtype=torch.float32), hidden.shape[1]
-    head_loss_targets[(len(hidden),)](hidden, weight, columns, found, width, triton.next_power_of_2(width))
-    return found
+    logits, width = columns.new_empty(columns.shape, dtype=torch.float32), hidden.shape[1]
+    head_loss_targets[(len(hidden),)](hidden, weight, columns, logits, width, triton.next_power_of_2(width))
+    return logits
 
 
 def exp_logits(hidden, weight, shifts, n_real, out, write=True):
@@ -71,14 +71,14 @@ def losses(sums):
     return (sums.double().log() - math.log(AT_TARGET.value)).float()
 
 
-@triton.jit(do_not_specialize_on_alignment=["columns", "found"])
-def head_loss_targets(hidden, weight, columns, found, C: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["columns", "logits"])
+def head_loss_targets(hidden, weight, columns, logits, C: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(columns + row)
     channel = tl.arange(0, BLOCK)
     h = tl.load(hidden + row * C + channel, mask=channel < C, other=0.0).to(tl.float32)
     w = tl.load(weight + tl.maximum(target, 0) * C + channel, mask=channel < C, other=0.0).to(tl.float32)
-    tl.store(found + row, tl.where(target >= 0, tl.sum(h * w), 0.0))
+    tl.store(logits + row, tl.where(target >= 0, tl.sum(h * w), 0.0))
 
 
 @triton.jit(do_not_specialize=["n", "n_real"], do_not_specialize_on_alignment=["shifts"])

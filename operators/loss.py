@@ -170,7 +170,7 @@ def add_product(total, a, b):
 
 def fastest_softmax(is_cuda):
     """softmax.softmax_, as one kernel on a GPU if Triton can launch it."""
-    if not is_cuda or why_not_triton():
+    if not is_cuda or triton_obstacle():
         return softmax.softmax_
     from operators import softmax_triton
 
@@ -181,7 +181,7 @@ def takes_exponentials(hidden, weight):
     """True if exp_triton's kernels run: they need a GPU from Hopper on, for its tile copies (TMA)."""
     if not hidden.is_cuda or torch.cuda.get_device_capability() < (9, 0):
         return False
-    return suits_exponentials(hidden, weight) and not why_not_triton()
+    return suits_exponentials(hidden, weight) and not triton_obstacle()
 
 
 def suits_exponentials(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -197,7 +197,7 @@ def exponential_kernels():
 
 
 @functools.cache
-def why_not_triton() -> str:
+def triton_obstacle() -> str:
     """Returns why the softmax's Triton kernel cannot run on this GPU, or "" if it can; launches it once to find out.
 
     Triton may be absent; its launcher needs a C compiler, its kernel one of the GPUs that it supports.

@@ -10,7 +10,7 @@ from nanoladder import machine, optim, parallel
 from nanoladder.arithmetic import CUTS, count_parameters, count_tokens, flops_per_token
 from nanoladder.config import differences
 from nanoladder.run.size import describe_state, in_gb
-from operators import count_chunks, why_not_triton
+from operators import count_chunks, triton_obstacle
 
 
 def print_header(config, dataset, device, attention):
@@ -99,7 +99,7 @@ def loss(config, device):
     n_tokens = count_tokens(config, parallel.world_size())
     n_logits = math.ceil(config.padded_vocab_size / parallel.mesh().sizes.tensor)
     if n_chunks := count_chunks(config.loss_chunks, n_tokens, n_logits, config.n_embd):
-        slow = device.type == "cuda" and why_not_triton()
+        slow = device.type == "cuda" and triton_obstacle()
         without = f", in PyTorch's operations, as Triton does not run here: {slow}" if slow else ""
         return f"logits and loss in {n_chunks} chunks of tokens{without}"
     return f"all logits at once ({'the logits are small' if config.loss_chunks == 'auto' else 'as requested'})"

@@ -96,7 +96,7 @@ def check_large_losses():
 )
 def test_exponentials_are_used_only_on_gpus_that_support_them(device, dtype, width, capability, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(loss, "why_not_triton", lambda: "")
+    monkeypatch.setattr(loss, "triton_obstacle", lambda: "")
     hidden = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype, shape=(8, width))
     assert loss.takes_exponentials(hidden, torch.empty(128, width)) is expected
     assert not loss.takes_exponentials(hidden, torch.empty(129, width))

@@ -185,7 +185,7 @@ def launches(monkeypatch):
 
     zeros, started = torch.zeros, []
     monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **options: zeros(*size, **options))
-    loss.why_not_triton.cache_clear()
+    loss.triton_obstacle.cache_clear()
 
     def launch(error):
         def softmax_(*_, **__):
@@ -197,7 +197,7 @@ def launches(monkeypatch):
         return started
 
     yield launch
-    loss.why_not_triton.cache_clear()
+    loss.triton_obstacle.cache_clear()
 
 
 def test_without_a_c_compiler_a_gpu_uses_pytorch_s_operations(launches):
