@@ -144,7 +144,7 @@ def train_step(model, optimizer, scaler, batch, lr, config):
         grad_norm = optim.norm_of_updates(optimizer)
     else:
         grad_norm = parallel.clip_grad_norm_(model, config.grad_clip or math.inf)
-    if optim.may_step(optimizer, loss + grad_norm, scaler):  # not after a loss or gradient that is not finite
+    if optim.check_finite(optimizer, loss + grad_norm, scaler):  # not after a loss or gradient that is not finite
         scaler.step(optimizer)
     scaler.update()
     return loss if config.lazy_metrics else loss.item(), grad_norm

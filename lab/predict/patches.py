@@ -40,7 +40,7 @@ def without_numbers(ledger):
     with (
         patch.multiple(torch.Tensor, item=lambda _: 1.0),
         patch.multiple(torch.nn.Module, to=lambda module, _: module),
-        patch.multiple(optim, may_step=lambda *_: True),
+        patch.multiple(optim, check_finite=lambda *_: True),
         patch.multiple(parallel.data_parallel, DistributedDataParallel=lambda module, **_: module),
         patch.multiple(train, forward_backward=ledger.noting("repeated")(train.forward_backward)),
     ):

@@ -31,7 +31,7 @@ NO_OPS = [
     ("dtype", "float32", "None", "build_scaler", "scaler.unscale_", "scaler.update"),
     ("dtype", "float32", "{0}", "scaler.scale"),
     ("dtype", "float32", "{0}.step()", "scaler.step"),
-    ("dtype", "float32", "optim.may_step({0}, {1})", "optim.may_step"),
+    ("dtype", "float32", "optim.check_finite({0}, {1})", "optim.check_finite"),
     ("dtype", "float32", "Run({0}, {1}, {2})", "Run"),
     ("logit_softcap", 0.0, "{0}", "self.capped"),
     ("norm", "layer", "nn.LayerNorm", "NORMS[config.norm]"),

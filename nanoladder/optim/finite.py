@@ -3,7 +3,7 @@
 import torch
 
 
-def may_step(
+def check_finite(
     optimizer: torch.optim.Optimizer, number: torch.Tensor, scaler: torch.amp.GradScaler | None = None
 ) -> bool:
     """True unless the number (), a sum of loss and gradient norm, is found not to be finite before the update.

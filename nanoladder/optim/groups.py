@@ -19,11 +19,11 @@ def with_rates(groups: list[dict], model: torch.nn.Module, config: Config) -> li
         elif name.endswith(("lambdas", "smear")):
             rates[parameter] = config.scalar_lr
     rest = [{**group, "params": [p for p in group["params"] if p not in rates]} for group in groups]
-    own = [
+    separate = [
         {"params": [p for p in rates if rates[p] == rate], "weight_decay": 0.0, "lr_factor": rate}
         for rate in sorted(set(rates.values()))
     ]
-    return [*rest, *own]
+    return [*rest, *separate]
 
 
 def hidden_and_rest(groups, model):

@@ -2,14 +2,14 @@
 
 import torch
 
-from nanoladder.optim.finite import may_step
+from nanoladder.optim.finite import check_finite
 
 
 def update_in_backward(optimizer: torch.optim.Optimizer) -> None:
     """Makes the backward update each parameter when its gradient is ready, then free the gradient.
 
     The optimizer's state does not change (Lv et al. 2023). optimizer.norms collects the norm () of each gradient. From
-    a backward's first non-finite gradient on, no parameter is updated (see may_step); if the loss is not finite,
+    a backward's first non-finite gradient on, no parameter is updated (see check_finite); if the loss is not finite,
     the first gradient, that of the last layer, is not finite either.
     """
     optimizer.norms, optimizer.sum_of_norms = [], 0.0
@@ -26,7 +26,7 @@ def update_one(optimizer, number, parameter):
     optimizer.sum_of_norms += norm  # once it is not finite, it stays so
     groups = optimizer.param_groups
     optimizer.param_groups = [{**groups[number], "params": [parameter]}]
-    if may_step(optimizer, optimizer.sum_of_norms):
+    if check_finite(optimizer, optimizer.sum_of_norms):
         optimizer.step()
     optimizer.param_groups = groups
     parameter.grad = None

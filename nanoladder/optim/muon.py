@@ -33,8 +33,8 @@ def build_muon(groups: list[dict], model: torch.nn.Module, config: Config) -> to
     groups: parameter groups, the decayed matrices first.
     """
     hidden, rest = hidden_and_rest(groups, model)
-    own = machine.choose_dtype(config.dtype, hidden[0]["params"][0].device)
-    dtype = own if own == torch.bfloat16 else torch.float32  # float16 lacks the range
+    preferred = machine.choose_dtype(config.dtype, hidden[0]["params"][0].device)
+    dtype = preferred if preferred == torch.bfloat16 else torch.float32  # float16 lacks the range
     split = {block.attention.qkv.weight for block in model.blocks.children()} if config.split_qkv else set()
     coefficients = POLAR_EXPRESS if config.polar_express else NEWTON_SCHULZ
     return WithAdamW(Muon(hidden, config.learning_rate, dtype, coefficients, split), rest, config)

@@ -119,7 +119,7 @@ def test_on_mps_the_host_checks_for_non_finite_values_before_an_update(number, m
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], fused=True)
     monkeypatch.setattr(torch, "isfinite", lambda number: torch.tensor(number.value < float("inf")))
     fake = SimpleNamespace(device=MPS, value=number)
-    assert optim.may_step(optimizer, fake) is may
+    assert optim.check_finite(optimizer, fake) is may
 
 
 def test_several_processes_on_mps_are_bad_input(monkeypatch):

@@ -151,7 +151,7 @@ MADE = {
     "scaler.unscale_": lambda: unscaled(Scaler.unscale_) == (1.0, 1.0),
     "scaler.update": lambda: unscaled(Scaler.update) == (1.0, 1.0),
     "scaler.step": lambda: unscaled(Scaler.unscale_, Scaler.step, Scaler.update) == (0.5, 1.0),
-    "optim.may_step": lambda: inspect.signature(optim.may_step).parameters["scaler"].default is None,
+    "optim.check_finite": lambda: inspect.signature(optim.check_finite).parameters["scaler"].default is None,
     "Run": lambda: not inspect.signature(Run).parameters["scaler"].default.is_enabled(),
     "positions": lambda: context.positions(tiny()) is None,
     "parallel.stop": lambda: parallel.stop() is None,
