@@ -30,7 +30,7 @@ FIGURES = {  # in the table: label and format
 def main(argv):
     options = parse(argv)
     config = Config(device=options.device, batch_size=parallel.n_launched(), compile=False)
-    device = parallel.start(config, machine.choose_device(options.device))
+    device = parallel.init_process_group(config, machine.choose_device(options.device))
     machine.configure(config, device)
     try:
         report = evaluate(options, device)
@@ -41,7 +41,7 @@ def main(argv):
         sys.exit(3)
     if options.output and parallel.rank() == 0:
         files.write(options.output, json.dumps(report, indent=2) + "\n")
-    parallel.stop()
+    parallel.destroy_process_group()
 
 
 def parse(argv):

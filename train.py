@@ -26,7 +26,7 @@ from nanoladder.run import Run, halve_micro_batch, load_config, prepare
 def set_up(config):
     """Applies process-wide settings, before any tensor is created. Returns this process's device."""
     torch.set_float32_matmul_precision(config.matmul_precision)
-    device = parallel.start(config, machine.choose_device(config.device))
+    device = parallel.init_process_group(config, machine.choose_device(config.device))
     machine.configure(config, device)
     if config.keep_memory:
         machine.keep_freed_memory(device)

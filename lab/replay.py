@@ -31,7 +31,7 @@ def main(argv):
     if not 1 <= options.step <= config.max_steps:
         raise BadInput(f"--step={options.step}: not a step of this run; expected 1 to max_steps={config.max_steps}")
     replay(config, options.step)
-    parallel.stop()
+    parallel.destroy_process_group()
 
 
 def replay(config, step):

@@ -139,7 +139,7 @@ def work(rank, connections, streams, environment, live, function, args, options)
         options["turn"] = functools.partial(turn, connections[rank])
     try:
         found = function(*args, **options), None
-        parallel.stop()
+        parallel.destroy_process_group()
     except Exception as error:  # its frames, and so the loaders that they hold, end here
         found = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
     connections[rank].send(found)

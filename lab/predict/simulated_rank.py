@@ -6,7 +6,7 @@ import torch
 
 from lab.predict import patches
 from nanoladder.arithmetic import Grid, count_sharing, divide
-from nanoladder.parallel.mesh import mesh, start_mesh
+from nanoladder.parallel.mesh import mesh, set_mesh
 
 PER_NODE = 8  # processes of a node, on which shard=hybrid depends
 
@@ -24,8 +24,8 @@ def one_of(world_size, rank, config, device_type):
             stack.enter_context(patches.fake_group(world_size, rank))
             if device_type == "cuda" and config.dtype != "float32":
                 stack.enter_context(patches.gathering_in(getattr(torch, config.dtype)))
-        start_mesh(sizes, rank, n_sharing, "cpu")
-        stack.callback(start_mesh, Grid(), 0, 1, "cpu")
+        set_mesh(sizes, rank, n_sharing, "cpu")
+        stack.callback(set_mesh, Grid(), 0, 1, "cpu")
         if world_size > 1:  # before there are fake tensors, from which a mesh cannot be made
             mesh().weights, mesh().context, mesh().holders
         yield

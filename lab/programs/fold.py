@@ -15,13 +15,13 @@ CLIP = "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})"
 NO_OPS = [
     ("ddp", False, "{0}", "parallel.all_reduce_mean", "parallel.add", "parallel.share"),
     ("ddp", False, "{0}({1}).to({2})", "parallel.build"),
-    ("ddp", False, "{1}", "parallel.start", "parallel.synchronize_last"),
+    ("ddp", False, "{1}", "parallel.init_process_group", "parallel.synchronize_last"),
     ("ddp", False, "0", "parallel.rank"),
-    ("ddp", False, "None", "parallel.stop"),
+    ("ddp", False, "None", "parallel.destroy_process_group"),
     ("ddp", False, CLIP, "parallel.clip_grad_norm_"),
     ("ddp", False, "{0}", "parallel.local"),
-    ("ddp", False, "1", "parallel.n_owners"),
-    ("ddp", False, "{0}(torch.stack({1})).unbind()", "parallel.on_owners"),
+    ("ddp", False, "1", "parallel.n_holders"),
+    ("ddp", False, "{0}(torch.stack({1})).unbind()", "parallel.map_matrices"),
     ("tensor_parallel", 1, "False", "is_reordered"),
     ("tensor_parallel", 1, "1", "mesh().sizes.tensor"),
     ("context_parallel", 1, "None", "positions"),
@@ -49,7 +49,7 @@ NO_OPS = [
     # In programs with a mesh of one dimension, data: processes have all weights.
     ("mesh", "data", "world_size()", "mesh().averaging", "mesh().sizes.data"),
     ("mesh", "data", "rank()", "mesh().place.data"),
-    ("mesh", "data", "None", "start_mesh", "divide", "count_sharing"),
+    ("mesh", "data", "None", "set_mesh", "divide", "count_sharing"),
     ("mesh", "data", "False", "mesh().is_divided"),
     ("mesh", "data", CLIP, "parallel.clip_grad_norm_"),
 ]

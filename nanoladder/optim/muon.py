@@ -59,7 +59,7 @@ class Muon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     alike[parameter.shape, parameter in self.split].append(parameter)
             for (shape, _), parameters in alike.items():
-                n = parallel.n_owners() * max(1, AT_ONCE // shape.numel())
+                n = parallel.n_holders() * max(1, AT_ONCE // shape.numel())
                 for start in range(0, len(parameters), n):
                     self.update(parameters[start : start + n], group, first + start)
                 first += len(parameters)
@@ -72,7 +72,7 @@ class Muon(torch.optim.Optimizer):
             function, rows = partial(orthogonalize_thirds, self.coefficients), rows // 3
         else:
             function = partial(orthogonalize, self.coefficients)
-        directions = parallel.on_owners(function, directions, parameters[0], first)
+        directions = parallel.map_matrices(function, directions, parameters[0], first)
         lr, size = group["lr"], SIZE * math.sqrt(max(rows, columns))  # singular values of 1: an RMS of 1 / √max
         for parameter, direction in zip(parameters, directions, strict=True):
             parallel.local(parameter).mul_(1 - lr * group["weight_decay"]).add_(direction, alpha=-(lr * size))

@@ -16,7 +16,7 @@ Gradients are averaged over the processes that train on different tokens, losses
 from nanoladder.parallel.checks import LAUNCHED, check_grid, n_launched
 from nanoladder.parallel.context import apply_context_parallel
 from nanoladder.parallel.data_parallel import DistributedDataParallel, share, synchronize_last
-from nanoladder.parallel.distributed_muon import n_owners, on_owners
+from nanoladder.parallel.distributed_muon import n_holders, map_matrices
 from nanoladder.parallel.full_state import (
     WholeTensors,
     as_shards,
@@ -32,11 +32,11 @@ from nanoladder.parallel.group import (
     add,
     all_reduce_mean,
     already_printed,
+    destroy_process_group,
     gather_objects,
+    init_process_group,
     rank,
     require_agreement,
-    start,
-    stop,
     world_size,
 )
 from nanoladder.parallel.mesh import local, mesh

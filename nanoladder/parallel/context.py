@@ -37,26 +37,26 @@ def apply_context_parallel(model: GPT) -> None:
     """Makes attention exchange activations, in place. Does nothing unless several processes share a sequence."""
     if mesh().sizes.context == 1:
         return
-    own, group = positions(model.config), mesh().context.get_group().group_name
+    local, group = positions(model.config), mesh().context.get_group().group_name
     if gathers_keys(model.config):
         from torch.nn.attention.bias import causal_lower_right  # late: the compiler takes a second to load
 
-        masks = [causal_lower_right(len(piece), int(piece[-1]) + 1) for piece in own.chunk(2)]  # (queries, keys)
+        masks = [causal_lower_right(len(piece), int(piece[-1]) + 1) for piece in local.chunk(2)]  # (queries, keys)
         attend = partial(attend_to_gathered, group, masks)
     else:
         attend = partial(attend_by_heads, group)
-    own = own.to(mesh().device_type)
+    local = local.to(mesh().device_type)
     for part in getattr(model, "parts", [model]):  # of a pipeline
         if model.config.position == "learned":
             # Before the hook of tensor parallelism, which takes a part of these positions
-            part.position_embedding.register_forward_pre_hook(lambda *_: (own,), prepend=True)
+            part.position_embedding.register_forward_pre_hook(lambda *_: (local,), prepend=True)
         if model.config.smear:
             part.previous.forward = partial(previous, part.previous.forward, group, model.config)
         for attention in (module for module in part.modules() if hasattr(module, "attend")):
             attention.attend = partial(attend, attention)
             if model.config.position == "rotary":
                 rotary = attention.rotary
-                rotary.cos, rotary.sin = rotary.cos[own], rotary.sin[own]
+                rotary.cos, rotary.sin = rotary.cos[local], rotary.sin[local]
             if model.config.key_offset:
                 attention.previous.forward = partial(previous, attention.previous.forward, group, model.config)
 
@@ -70,11 +70,11 @@ def attend_by_heads(group, attention, q, k, v):
 def previous(forward, group, config, x):
     """Previous's forward: each piece begins with the end of the one before, (B, ..., T / n, C) -> the same."""
     n_pieces = 2 if gathers_keys(config) else 1  # as in positions
-    own, index = x.chunk(n_pieces, dim=-2), mesh().place.context
-    ends = torch.cat([piece[..., -1:, :] for piece in own], dim=-2)
+    chunks, index = x.chunk(n_pieces, dim=-2), mesh().place.context
+    ends = torch.cat([piece[..., -1:, :] for piece in chunks], dim=-2)
     ends = in_order(all_gather_autograd(ends, x.dim() - 2, group), n_pieces)  # (B, ..., pieces, C)
     begins = forward(ends).unbind(-2)
-    pieces = zip(own, (begins[index], begins[-1 - index]), strict=False)
+    pieces = zip(chunks, (begins[index], begins[-1 - index]), strict=False)
     return torch.cat([part for piece, begin in pieces for part in (begin.unsqueeze(-2), piece[..., :-1, :])], dim=-2)
 
 

@@ -9,12 +9,12 @@ import torch.distributed as dist
 from nanoladder.parallel.mesh import mesh
 
 
-def n_owners() -> int:
+def n_holders() -> int:
     """Number of processes that hold one copy of a stage's weights among them."""
     return mesh().n_sharing * mesh().sizes.tensor
 
 
-def on_owners(
+def map_matrices(
     function: Callable[[torch.Tensor], torch.Tensor], shards: list[torch.Tensor], like: torch.Tensor, first: int = 0
 ) -> Sequence[torch.Tensor]:
     """Applies a function to whole matrices of one shape, each in one process. Returns this process's shards of them.
@@ -23,20 +23,20 @@ def on_owners(
     DTensor `like`. first: number of matrices handled before these, so that owners take turns. Collective: two
     all-to-alls for any number of matrices, each of which travels once each way.
     """
-    n = n_owners()
+    n = n_holders()
     if n == 1:
         return function(torch.stack(shards)).unbind()
     group = mesh().holders.get_group()
-    owners = [(first + i) % n for i in range(len(shards))]
-    order = sorted(range(len(shards)), key=owners.__getitem__)  # of the matrices as they travel
-    matrices = shards[0].new_empty(owners.count(group.rank()), *like.shape)
-    sent = [owners.count(owner) * shards[0].numel() for owner in range(n)]
-    own = [part.numel() for part in parts(matrices, like)]
-    gathered = exchange([shards[i] for i in order], sent, own, group)
-    for part, received in zip(parts(matrices, like), gathered.split(own), strict=True):
+    holders = [(first + i) % n for i in range(len(shards))]
+    order = sorted(range(len(shards)), key=holders.__getitem__)  # of the matrices as they travel
+    matrices = shards[0].new_empty(holders.count(group.rank()), *like.shape)
+    sent_sizes = [holders.count(holder) * shards[0].numel() for holder in range(n)]
+    received_sizes = [part.numel() for part in parts(matrices, like)]
+    gathered = exchange([shards[i] for i in order], sent_sizes, received_sizes, group)
+    for part, received in zip(parts(matrices, like), gathered.split(received_sizes), strict=True):
         part.copy_(received.view_as(part))
     results = function(matrices) if len(matrices) else matrices
-    returned = exchange(parts(results, like), own, sent, group).view(len(shards), *shards[0].shape)
+    returned = exchange(parts(results, like), received_sizes, sent_sizes, group).view(len(shards), *shards[0].shape)
     place = dict(zip(order, returned, strict=True))
     return [place[i] for i in range(len(shards))]
 
@@ -51,7 +51,7 @@ def exchange(tensors, sent, received, group):
 
 def parts(matrices, like):
     """Views of whole matrices (n, rows, columns): the shards of each process in turn, as a DTensor `like` them has."""
-    return [part(matrices, like, *divmod(i, mesh().sizes.tensor)) for i in range(n_owners())]
+    return [part(matrices, like, *divmod(i, mesh().sizes.tensor)) for i in range(n_holders())]
 
 
 def part(matrices, like, shard, tensor):

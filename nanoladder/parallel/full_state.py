@@ -44,11 +44,11 @@ class WholeTensors:
     time is in memory. Collective, as is each iteration. shapes: {name: tensor without values}.
     """
 
-    def __init__(self, own: dict[str, torch.Tensor]) -> None:
-        self.own, self.keeps, self.shapes, self.senders = own, keeps(), {}, {}
-        facts = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()} if self.keeps else {}
-        for sender, theirs in enumerate(gather_objects(facts)):
-            for name, (shape, dtype) in theirs.items():
+    def __init__(self, parts: dict[str, torch.Tensor]) -> None:
+        self.parts, self.is_first, self.shapes, self.senders = parts, is_first(), {}, {}
+        facts = {name: (tensor.shape, tensor.dtype) for name, tensor in parts.items()} if self.is_first else {}
+        for sender, received in enumerate(gather_objects(facts)):
+            for name, (shape, dtype) in received.items():
                 self.shapes.setdefault(name, torch.empty(shape, dtype=dtype, device="meta"))
                 self.senders.setdefault(name, sender)
 
@@ -60,10 +60,10 @@ class WholeTensors:
             yield name, whole if sender == 0 else send_to_first(whole, sender, self.shapes[name])
 
     def gather(self, name: str) -> torch.Tensor | None:
-        tensor = self.own[name]
+        tensor = self.parts[name]
         whole = full_tensor(tensor.detach())
         whole = by_process(whole, back=True) if is_reordered(name, tensor) else whole
-        return whole.to("cpu", copy=True) if self.keeps else None
+        return whole.to("cpu", copy=True) if self.is_first else None
 
 
 def send_to_first(tensor, sender, like):
@@ -79,10 +79,10 @@ def send_to_first(tensor, sender, like):
 
 def merge_stages(state: dict) -> dict:
     """Merges {name: value}, in which every stage of a pipeline has values of its own. Collective."""
-    return functools.reduce(operator.or_, reversed(gather_objects(state if keeps() else {})))  # rank 0's come first
+    return functools.reduce(operator.or_, reversed(gather_objects(state if is_first() else {})))  # rank 0's come first
 
 
-def keeps():
+def is_first():
     """True for the first of the processes that have the same pipeline stages."""
     return not any(mesh().place[1:])
 

@@ -16,7 +16,7 @@ from nanoladder.arithmetic import count_sharing, divide
 from nanoladder.config import Config
 from nanoladder.errors import BadInput
 from nanoladder.parallel.checks import check_grid, check_processes, n_launched
-from nanoladder.parallel.mesh import mesh, start_mesh
+from nanoladder.parallel.mesh import mesh, set_mesh
 
 # Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
 LEFT = []
@@ -32,7 +32,7 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def start(config: Config, device: torch.device) -> torch.device:
+def init_process_group(config: Config, device: torch.device) -> torch.device:
     """Joins the process group if torchrun started several processes. Returns this process's device.
 
     Raises BadInput if the config does not support several processes, or if the batch or the devices do not divide
@@ -54,7 +54,7 @@ def start(config: Config, device: torch.device) -> torch.device:
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         number = int(os.environ["RANK"])
         dist.init_process_group(backend, store=meeting_place(), rank=number, world_size=n, device_id=device_id)
-    start_mesh(grid, rank(), n_sharing, device.type)
+    set_mesh(grid, rank(), n_sharing, device.type)
     if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     return device
@@ -71,7 +71,7 @@ def meeting_place(seconds=300):
     return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if on_one_node else "nodes", store)
 
 
-def stop() -> None:
+def destroy_process_group() -> None:
     """Waits for every process, then leaves the group."""
     if dist.is_initialized():
         dist.barrier()
@@ -90,11 +90,11 @@ def already_printed(line: str) -> bool:
 def require_agreement(facts: dict[str, Any], what: str) -> None:
     """Raises BadInput in every process if the facts, {name: value}, of any process differ from rank 0's. Collective."""
     everyone = gather_objects(facts)
-    for number, theirs in enumerate(everyone):
+    for number, values in enumerate(everyone):
         for name, value in everyone[0].items():
-            if theirs[name] != value:
+            if values[name] != value:
                 raise BadInput(
-                    f"the processes differ in their {what}: rank {number} has {name}={theirs[name]}, "
+                    f"the processes differ in their {what}: rank {number} has {name}={values[name]}, "
                     f"rank 0 {name}={value}; expected the same on every machine"
                 )
 

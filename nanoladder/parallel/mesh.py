@@ -68,11 +68,11 @@ current = Mesh(Grid())  # of one process
 
 
 def mesh() -> Mesh:
-    """The mesh made by start_mesh; before that, a mesh of one process."""
+    """The mesh made by set_mesh; before that, a mesh of one process."""
     return current
 
 
-def start_mesh(sizes: Grid, rank: int, n_sharing: int, device_type: str) -> None:
+def set_mesh(sizes: Grid, rank: int, n_sharing: int, device_type: str) -> None:
     global current
     current = Mesh(sizes, rank, n_sharing, device_type)
 

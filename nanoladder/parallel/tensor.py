@@ -28,17 +28,17 @@ def apply_tensor_parallel(model: GPT) -> None:
         return
     config = model.config
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)  # it warns when FSDP's shards are gathered
-    of_block, of_ends = plans()
+    block_plan, end_plan = plans()
     for part in getattr(model, "parts", [model]):
         for block in part.blocks.children():
             for weight in block.attention.qkv.parameters():
                 weight.data = by_process(weight.data)
             for sublayer in (block.attention, block.mlp):
                 sublayer.register_forward_pre_hook(lambda _, inputs: as_autocast(*inputs))
-            cut(block, of_block)
+            cut(block, block_plan)
         if config.position == "learned":
-            part.position_embedding.register_forward_pre_hook(own_positions)
-        cut(part, of_ends)
+            part.position_embedding.register_forward_pre_hook(local_positions)
+        cut(part, end_plan)
         # Tied again, because each was cut by itself; in a pipeline no stage has both
         if config.tie_embeddings and hasattr(part, "head") and hasattr(part.token_embedding, "weight"):
             part.head.weight = part.token_embedding.weight
@@ -57,7 +57,7 @@ def place_like(placements, gradient):
     return gradient.detach().redistribute(placements=placements)
 
 
-def own_positions(_, inputs):
+def local_positions(_, inputs):
     """The positions of this process's part of the sequence, of those of its group (T,)."""
     return inputs[0].chunk(mesh().sizes.tensor)[mesh().place.tensor]
 
@@ -92,8 +92,8 @@ def cut(module, plan):
     """Parallelizes the submodules of the plan; a pipeline's stage lacks some."""
     from torch.distributed.tensor.parallel import parallelize_module
 
-    found = {name for name, child in module.named_modules() if list(child.parameters())}
-    present = {name: style for name, style in plan.items() if name in found}
+    names = {name for name, child in module.named_modules() if list(child.parameters())}
+    present = {name: style for name, style in plan.items() if name in names}
     parallelize_module(module, mesh().weights["tensor"], present, src_data_rank=None)  # all have the same weights
 
 

@@ -224,7 +224,7 @@ class Run:
         self.contexts.__exit__(kind, error, traceback)
         if error is None:
             self.watch.warn_at_end()
-            parallel.stop()
+            parallel.destroy_process_group()
             self.end_on_signal()
         else:
             self.print_newest_checkpoint()

@@ -126,7 +126,7 @@ def test_several_processes_on_mps_are_bad_input(monkeypatch):
     for name in parallel.LAUNCHED:
         monkeypatch.setenv(name, "2")
     with pytest.raises(BadInput, match="2 processes on mps, which is one GPU"):
-        parallel.start(tiny(ddp=True), MPS)
+        parallel.init_process_group(tiny(ddp=True), MPS)
 
 
 # -- CUDA before Ampere, emulated by patches

@@ -129,7 +129,7 @@ def test_owners_take_turns():
         with one_of(2, rank, config, "cpu"):
             like = build(config)[0].blocks[0].mlp.fc.weight
             shards = [parallel.local(like).detach()] * 5
-            parallel.on_owners(lambda matrices: owned.append(len(matrices)) or matrices, shards, like, first=1)
+            parallel.map_matrices(lambda matrices: owned.append(len(matrices)) or matrices, shards, like, first=1)
     assert owned == [2, 3]
 
 

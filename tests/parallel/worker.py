@@ -84,7 +84,7 @@ def main(argv):
     global reductions
     path, seen = Path(argv[0]), {}
     jobs = json.loads(path.read_text())
-    stop, parallel.stop = parallel.stop, dist.barrier  # one group for all jobs
+    stop, parallel.destroy_process_group = parallel.destroy_process_group, dist.barrier  # one group for all jobs
     data_parallel.DistributedDataParallel = CountedDataParallel
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # before 2.13
     setattr(dist, name, counted(getattr(dist, name)))
@@ -115,8 +115,8 @@ def main(argv):
         seen[name] = {"error": error, "reductions": reductions, "threads": torch.get_num_threads()}
         os.chdir(home)
     path.with_name(f"rank{parallel.rank()}.json").write_text(json.dumps(seen))
-    parallel.stop = stop
-    parallel.stop()
+    parallel.destroy_process_group = stop
+    parallel.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ OFF = {"ddp": "False", "dtype": "'float32'", "norm": "'layer'", "value_embedding
 def test_calls_that_do_nothing_are_not_shown():
     for source, left in (
         ("return parallel.share(g(x))", "return g(x)"),
-        ("return g(parallel.start(config, d(x)))", "return g(d(x))"),
+        ("return g(parallel.init_process_group(config, d(x)))", "return g(d(x))"),
         ("seed(config.seed + parallel.rank())  # of dropout", "seed(config.seed)"),
         ("scaler.unscale_(optimizer)\ng(x)", "g(x)"),
         ("with autocast(config, device):\n    x = g(x)\nscaler.scale(x).backward()", "x = g(x)\nx.backward()"),
@@ -139,7 +139,7 @@ MADE = {
     ),
     "parallel.rank": lambda: parallel.rank() == 0,
     "parallel.share": lambda: parallel.share(batches) is batches,
-    "parallel.start": lambda: parallel.start(tiny(ddp=False), CPU) is CPU,
+    "parallel.init_process_group": lambda: parallel.init_process_group(tiny(ddp=False), CPU) is CPU,
     "parallel.synchronize_last": lambda: list(parallel.synchronize_last(model, parts)) == parts,
     "is_reordered": lambda: not tensor.is_reordered("blocks.0.attention.qkv.weight", X),
     "mesh().sizes.tensor": lambda: parallel.mesh().sizes.tensor == 1,
@@ -154,15 +154,15 @@ MADE = {
     "optim.check_finite": lambda: inspect.signature(optim.check_finite).parameters["scaler"].default is None,
     "Run": lambda: not inspect.signature(Run).parameters["scaler"].default.is_enabled(),
     "positions": lambda: context.positions(tiny()) is None,
-    "parallel.stop": lambda: parallel.stop() is None,
+    "parallel.destroy_process_group": lambda: parallel.destroy_process_group() is None,
     "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
     "NORMS[config.norm]": lambda: NORMS["layer"] is torch.nn.LayerNorm,
     "embedded=": lambda: default(Block, "embedded") is None,
     "own_value=": lambda: default(Block, "own_value") is default(Attention, "own_value") is None,
     "parallel.local": lambda: parallel.local(X) is X,
-    "parallel.n_owners": lambda: parallel.n_owners() == 1,
-    "parallel.on_owners": lambda: torch.equal(
-        torch.stack(parallel.on_owners(torch.exp, [X, X], X)), X.expand(2, 3).exp()
+    "parallel.n_holders": lambda: parallel.n_holders() == 1,
+    "parallel.map_matrices": lambda: torch.equal(
+        torch.stack(parallel.map_matrices(torch.exp, [X, X], X)), X.expand(2, 3).exp()
     ),
 }
 
