@@ -63,7 +63,7 @@ def replay(config, step):
 
 def resume_before(step, config, dataset, model, optimizer, scaler):
     """Resumes from the newest checkpoint before a step, or starts as the run did. Returns the step resumed from."""
-    for path in checkpoint.found(Path(config.out_dir)):
+    for path in checkpoint.list_checkpoints(Path(config.out_dir)):
         state = checkpoint.load(path)
         if state["progress"]["step"] < step:
             print(check_data(config, dataset.fingerprint(), state, path), end="")

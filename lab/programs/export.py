@@ -4,7 +4,7 @@ import dataclasses
 
 from lab.programs.bundle import read
 from lab.programs.fold import fold, merge, split
-from nanoladder.checkpoint.interop import OWN
+from nanoladder.checkpoint.interop import CUSTOM_KEYS
 
 TITLE = "A model of nanoladder for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)"
 PLAIN = {"attention": "sdpa", "activation_checkpointing": "none", "loss_chunks": 0, "pad_vocab_to": 1}
@@ -12,8 +12,8 @@ CALLED = "model.get_input_embeddings, model.get_output_embeddings"  # by transfo
 
 
 def modeling(config):
-    """Returns the source of a model's code, which needs only torch and transformers; config.json has the keys OWN."""
+    """Returns the source of a model's code, which needs only torch and transformers; config.json has CUSTOM_KEYS."""
     values = dataclasses.asdict(dataclasses.replace(config, **PLAIN))
     program = merge({"model": read("model.py"), "modeling": read("lab/programs/modeling.py")}, TITLE) + CALLED
-    *statements, _ = split(fold(program, {key: repr(value) for key, value in values.items() if key not in OWN}))
+    *statements, _ = split(fold(program, {key: repr(value) for key, value in values.items() if key not in CUSTOM_KEYS}))
     return "".join(statements)

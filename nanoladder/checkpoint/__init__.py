@@ -27,7 +27,7 @@ and generators to plain tensors and back. Not here: atomic writes (nanoladder/fi
 (nanoladder/parallel).
 """
 
-from nanoladder.checkpoint.folder import BEST, best_or_last, former_best, found, restore
+from nanoladder.checkpoint.folder import BEST, best_or_last, former_best, list_checkpoints, restore
 from nanoladder.checkpoint.load import (
     add_source,
     build_gpt,

@@ -19,8 +19,8 @@ SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growt
 
 def check_contents(state):
     """Raises ValueError or BadInput, which name the first thing that differs from what the config implies."""
-    own = {key: typed(key, value, "its config") for key, value in state["config"].items()}
-    config, weights = Config(**own), state["model"]
+    keys = {key: typed(key, value, "its config") for key, value in state["config"].items()}
+    config, weights = Config(**keys), state["model"]
     expected = shapes(config_of(state), weights)
     compare(weights, {name: (shape, FLOAT) for name, shape in expected.items()})
     check_progress(state["progress"], config)
@@ -32,17 +32,17 @@ def check_contents(state):
             raise ValueError(f"its {key} is {state[key]!r:.50}")
 
 
-def compare(found, expected, path=""):
+def compare(tensors, expected, path=""):
     """Compares tensors, {name: tensor}, with {name: (shape, dtype)}. shape None: a matrix of any size."""
     for name, (shape, dtype) in expected.items():
-        tensor = found.get(name)
+        tensor = tensors.get(name)
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"it has no tensor {path}{name}")
         if tensor.dtype != dtype or (tensor.dim() != 2 if shape is None else tensor.shape != shape):
             needed = "a matrix" if shape is None else tuple(shape)
             was = f"{plain(tensor.dtype)} {tuple(tensor.shape)}"
             raise ValueError(f"its {path}{name} is {was}, where its config needs {plain(dtype)} {needed}")
-    if unknown := found.keys() - expected.keys():
+    if unknown := tensors.keys() - expected.keys():
         raise ValueError(f"it has {path}{min(unknown)}, which its config does not need")
 
 
@@ -75,18 +75,18 @@ def check_scaler(scaler):
 
 def check_optimizer(state, config, weights):
     """Checks the optimizer's state of all weights, {name: shape}."""
-    found = state["optimizer"]
-    if state["scaler"] and not any(found.values()):
+    states = state["optimizer"]
+    if state["scaler"] and not any(states.values()):
         return  # until now every step overflowed in float16
-    if unknown := found.keys() - weights.keys():
+    if unknown := states.keys() - weights.keys():
         raise ValueError(f"it has optimizer/{min(unknown)}, which its config does not need")
     for name, shape in weights.items():
-        own, path = dict(found.get(name, {})), f"optimizer/{name}/"
-        for key in {"exp_avg", "exp_avg_sq"} & own.keys() if config.optimizer == "adamw8bit" else ():
-            if isinstance(own[key], dict):
-                own[key] = check_8_bits(own[key], shape, f"{path}{key}/")
-        compare(own, {key: (shape, FLOAT) for key, shape in state_shapes(config, name, shape).items()}, path)
-        if not 1 <= (step := float(own.get("step", 1))) <= state["progress"]["step"] or step % 1:
+        values, path = dict(states.get(name, {})), f"optimizer/{name}/"
+        for key in {"exp_avg", "exp_avg_sq"} & values.keys() if config.optimizer == "adamw8bit" else ():
+            if isinstance(values[key], dict):
+                values[key] = check_8_bits(values[key], shape, f"{path}{key}/")
+        compare(values, {key: (shape, FLOAT) for key, shape in state_shapes(config, name, shape).items()}, path)
+        if not 1 <= (step := float(values.get("step", 1))) <= state["progress"]["step"] or step % 1:
             raise ValueError(
                 f"its {path}step is {step:g}; expected 1 to {state['progress']['step']}, as in its progress"
             )

@@ -23,7 +23,7 @@ def best_or_last(folder: Path, name: str) -> Path:
     return folder / (BEST if name == "best" and (folder / BEST).exists() else LAST)
 
 
-def found(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Lists a run's checkpoints in the order in which resuming tries them."""
     paths = [folder / LAST, *history(folder).values(), folder / BEST]
     return [path for path in paths if os.path.lexists(path)]

@@ -53,7 +53,7 @@ def write_checkpoint(file, values, shapes, tensors):
     shapes, tensors: as for write_tensors, sorted by name. values: everything else, by key.
     """
     metadata = {key: json.dumps(value) for key, value in values.items()}
-    sha256 = begin_digest(metadata, shapes)
+    sha256 = header_digest(metadata, shapes)
     unknown = metadata | {"sha256": "0" * 2 * sha256.digest_size}  # placeholder of the digest's length
     write_tensors(file, shapes=shapes, tensors=adding_to(sha256, tensors), metadata=unknown)
     text, _ = header(shapes, metadata | {"sha256": sha256.hexdigest()})
@@ -147,13 +147,13 @@ def digest(metadata, tensors):
 
     It does not depend on the order or offsets of entries in the file.
     """
-    sha256 = begin_digest(metadata, tensors)
+    sha256 = header_digest(metadata, tensors)
     for _ in adding_to(sha256, sorted(tensors.items())):
         pass
     return sha256.hexdigest()
 
 
-def begin_digest(metadata, shapes):
+def header_digest(metadata, shapes):
     """Returns the SHA-256 of everything but the tensors' bytes, which adding_to() adds."""
     facts = [(name, str(shapes[name].dtype), list(shapes[name].shape)) for name in sorted(shapes)]
     return hashlib.sha256(json.dumps([sorted(metadata.items()), facts]).encode())

@@ -65,13 +65,13 @@ def our_weights(tensors, config, transposed=()):
     if HEAD in tensors:
         tensors.setdefault(TOKENS, tensors[HEAD])  # tied, and stored under the head's name alone
     for name, shape in shapes(config_of({"config": config}), tensors).items():
-        theirs, swapped = gpt2_name(name), name.endswith(transposed)
-        tensor, expected = tensors.pop(theirs), tuple(shape[::-1] if swapped else shape)
+        source, swapped = gpt2_name(name), name.endswith(transposed)
+        tensor, expected = tensors.pop(source), tuple(shape[::-1] if swapped else shape)
         if not is_plain(tensor):
             kind = getattr(tensor, "dtype", type(tensor).__name__)
-            raise ValueError(f"its {theirs} is {kind}; expected a tensor of one of {', '.join(map(str, FLOATS))}")
+            raise ValueError(f"its {source} is {kind}; expected a tensor of one of {', '.join(map(str, FLOATS))}")
         if tensor.shape != expected:
-            raise ValueError(f"its {theirs} is {tuple(tensor.shape)}, where its config says {expected}")
+            raise ValueError(f"its {source} is {tuple(tensor.shape)}, where its config says {expected}")
         weights[name] = tensor.t() if swapped else tensor
     head, tokens = tensors.pop(HEAD, None), weights["token_embedding.weight"]
     if head is not None and not torch.equal(head.float(), tokens.float()):
@@ -128,7 +128,7 @@ TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
 
 SIZES = {key: key for key in ("n_layer", "n_head", "n_embd", "vocab_size")}
 SIZES |= {"context_length": "n_positions"}  # our key: theirs
-OWN = [*SIZES, "dropout", "seed", "zero_init"]  # our keys that the code reads from config.json
+CUSTOM_KEYS = [*SIZES, "dropout", "seed", "zero_init"]  # our keys that the code reads from config.json
 ALIKE = {  # their key: its default, then the values for which their model computes the same as ours
     "model_type": (None, "gpt2"),
     "activation_function": ("gelu_new", "gelu_new", "gelu_pytorch_tanh"),
@@ -160,20 +160,20 @@ def read_huggingface(name):
 def read_config(folder):
     """Returns a model's config, as config_of takes it. Raises BadInput unless it is a GPT-2 that matches ours."""
     with reading(folder, KIND):
-        theirs = json.loads(files.read(folder / CONFIG))
+        fields = json.loads(files.read(folder / CONFIG))
         for key, (default, *values) in ALIKE.items():
-            if (found := theirs.get(key, default)) not in values:
+            if (value := fields.get(key, default)) not in values:
                 expected = " or ".join(map(json.dumps, values))
-                raise ValueError(f"{CONFIG} has {key}={json.dumps(found):.100}; expected {expected}")
-        config = {ours: theirs[key] for ours, key in SIZES.items()}
+                raise ValueError(f"{CONFIG} has {key}={json.dumps(value):.100}; expected {expected}")
+        config = {ours: fields[key] for ours, key in SIZES.items()}
         for key in SIZES.values():
-            if type(theirs[key]) is not int:
-                raise ValueError(f"{CONFIG} has {key}={json.dumps(theirs[key]):.100}; expected a whole number")
-        if (inner := theirs.get("n_inner")) not in (None, 4 * theirs["n_embd"]):
+            if type(fields[key]) is not int:
+                raise ValueError(f"{CONFIG} has {key}={json.dumps(fields[key]):.100}; expected a whole number")
+        if (inner := fields.get("n_inner")) not in (None, 4 * fields["n_embd"]):
             raise ValueError(
-                f"{CONFIG} has n_inner={inner}; expected null or {4 * theirs['n_embd']}, four times n_embd"
+                f"{CONFIG} has n_inner={inner}; expected null or {4 * fields['n_embd']}, four times n_embd"
             )
-        config |= {"bias": theirs.get("bias") is not False, "pad_vocab_to": 1}
+        config |= {"bias": fields.get("bias") is not False, "pad_vocab_to": 1}
         config_of({"config": config})
     return config
 
@@ -208,10 +208,10 @@ def write_huggingface(folder, state, encoding=None, code=None):
         contents[TOKENIZER] = to_json(to_huggingface(encoding))
         contents[TOKENIZER_CONFIG] = to_json(tokenizer_config(config, eot))
     if code:
-        tensors, fields = own_tensors(config, state["model"]), own_config(config, values, eot)
+        tensors, fields = custom_tensors(config, state["model"]), custom_config(config, values, eot)
         contents[f"{CODE}.py"] = code
     else:
-        tensors, fields = their_tensors(config, state["model"]), their_config(config, values["dropout"], eot)
+        tensors, fields = gpt2_tensors(config, state["model"]), gpt2_config(config, values["dropout"], eot)
     contents[WEIGHTS] = partial(write_tensors, shapes=tensors, tensors=tensors.items(), metadata={"format": "pt"})
     contents[CONFIG] = to_json(fields)  # last: without it, the folder is not a model
     try:
@@ -229,7 +229,7 @@ def to_json(content):
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def their_config(config: Config, dropout: float, eot: int | None) -> dict:
+def gpt2_config(config: Config, dropout: float, eot: int | None) -> dict:
     """Returns the contents of a GPT-2's config.json. dropout: the run's. eot: id of `<|endoftext|>`, or None."""
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -242,13 +242,13 @@ def their_config(config: Config, dropout: float, eot: int | None) -> dict:
     }
 
 
-def own_config(config, values, eot):
+def custom_config(config, values, eot):
     """Returns any other model's config.json; its code holds the rest of the config. Arguments as above."""
     return {
         "architectures": ["NanoladderForCausalLM"],
         "model_type": "nanoladder",
         "auto_map": {name: f"{CODE}.{own}" for name, own in CLASSES.items()},
-        **{key: values[key] for key in OWN},
+        **{key: values[key] for key in CUSTOM_KEYS},
         **dict.fromkeys(["bos_token_id", "eos_token_id"], eot),
         "tie_word_embeddings": config.tie_embeddings,
         "dtype": "float32",
@@ -266,7 +266,7 @@ def tokenizer_config(config, eot):
     }
 
 
-def their_tensors(config: Config, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def gpt2_tensors(config: Config, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns our weights under GPT-2's names: matrices transposed, without padding rows or the tied head."""
     tensors = {}
     for name, shape in shapes(dataclasses.replace(config, bias=True, pad_vocab_to=1), weights).items():
@@ -275,7 +275,7 @@ def their_tensors(config: Config, weights: dict[str, torch.Tensor]) -> dict[str,
     return tensors
 
 
-def own_tensors(config, weights):
+def custom_tensors(config, weights):
     """Returns our weights under the names in the code beside them, without padding rows or a tied head."""
     sizes = shapes(dataclasses.replace(config, pad_vocab_to=1), weights).items()
     return {f"model.{name}": weights[name][: shape[0]] for name, shape in sizes}

@@ -15,7 +15,7 @@ from model import GPT
 from nanoladder import machine, parallel
 from nanoladder.checkpoint import format, interop
 from nanoladder.checkpoint.contents import check_contents
-from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, found
+from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, list_checkpoints
 from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
@@ -33,7 +33,7 @@ def newest(folder: Path | str) -> tuple[Path, dict]:
     Raises BadInput if there is none.
     """
     folder, damaged = Path(folder), []
-    paths = found(folder)
+    paths = list_checkpoints(folder)
     for path in paths or [folder / LAST]:
         try:
             state = load(path)
@@ -69,14 +69,14 @@ def check_shape(ours: Config, state: dict, path: Path | str) -> None:
 
     Its context_length may be shorter.
     """
-    theirs = config_of(state)
-    wrong = [key for key in SHAPE if getattr(ours, key) != getattr(theirs, key)]
-    if ours.context_length < theirs.context_length:
+    saved = config_of(state)
+    wrong = [key for key in SHAPE if getattr(ours, key) != getattr(saved, key)]
+    if ours.context_length < saved.context_length:
         wrong.remove("context_length")
     if wrong:
-        found = " ".join(f"{key}={getattr(ours, key)}" for key in wrong)
-        flags = " ".join(f"--{key}={getattr(theirs, key)}" for key in wrong)
-        raise BadInput(f"the config has {found}, unlike the model of {path}; expected {flags}")
+        given = " ".join(f"{key}={getattr(ours, key)}" for key in wrong)
+        flags = " ".join(f"--{key}={getattr(saved, key)}" for key in wrong)
+        raise BadInput(f"the config has {given}, unlike the model of {path}; expected {flags}")
 
 
 def load_weights(model: GPT, state: dict, path: Path | str) -> None:
@@ -94,16 +94,16 @@ def load_weights(model: GPT, state: dict, path: Path | str) -> None:
     weights["head.weight"] = torch.nn.functional.pad(head, (0, 0, 0, padding))
     if ours.tie_embeddings:
         weights["token_embedding.weight"] = weights["head.weight"]
-    for name, own in model.state_dict().items():  # in a pipeline, of this process's stages
-        parallel.local(own).copy_(parallel.local_part(weights[name], own, name))  # reads no more of the file
+    for name, target in model.state_dict().items():  # in a pipeline, of this process's stages
+        parallel.local(target).copy_(parallel.local_part(weights[name], target, name))  # reads no more of the file
 
 
 def check_resumes(config: Config, state: dict, path: Path) -> None:
     """Raises BadInput unless a run with this Config can resume from the checkpoint."""
     for key in ("context_length", "pad_vocab_to", "optimizer"):
-        if getattr(config, key) != (theirs := state["config"].get(key, DEFAULTS[key])):
+        if getattr(config, key) != (saved := state["config"].get(key, DEFAULTS[key])):
             raise BadInput(
-                f"{path} was trained with {key}={theirs}; expected the same to resume; "
+                f"{path} was trained with {key}={saved}; expected the same to resume; "
                 f"to start a new run from its weights: --init_from={path}"
             )
     check_shape(config, state, path)
@@ -153,7 +153,7 @@ def load_model(source: Path | str) -> dict:
     if source.endswith(".pt") and Path(source).is_file():
         return interop.read_nanogpt(source)
     state = load(source)
-    state["model"] |= {name: own["average"] for name, own in state["optimizer"].items() if "average" in own}
+    state["model"] |= {name: values["average"] for name, values in state["optimizer"].items() if "average" in values}
     return state
 
 
@@ -185,13 +185,13 @@ def check_tokenizer(dataset: Dataset, name: str, state: dict, source: Path | str
     name: the dataset's. state: load_model()'s result. Raises BadInput if the tokenizers differ or, if only the
     dataset's is known, if their numbers of tokens differ.
     """
-    ours, theirs, n_tokens = dataset.find_tokenizer(), state.get("tokenizer", {}), state["config"]["vocab_size"]
+    ours, expected, n_tokens = dataset.find_tokenizer(), state.get("tokenizer", {}), state["config"]["vocab_size"]
     if "tokenizer" not in state:
         with contextlib.suppress(BadInput):  # none, or one that tiktoken cannot represent
-            theirs = identify(tokenizer_of(source, state))
+            expected = identify(tokenizer_of(source, state))
     if ours is None:
-        return theirs
-    if identify(ours) != theirs if theirs else ours.n_vocab != n_tokens:
+        return expected
+    if identify(ours) != expected if expected else ours.n_vocab != n_tokens:
         other = state["config"].get("dataset", name)
         advice = f"--dataset={other}, or " if other != name else ""
         raise BadInput(

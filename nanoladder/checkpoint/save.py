@@ -157,8 +157,8 @@ def find_not_finite(model: GPT, optimizer: torch.optim.Optimizer) -> str | None:
     """
     weights = {name: weight for weight, name in names(model).items()}
     tensors, _ = flatten({"model": weights, "optimizer": plain_state(model, optimizer)})
-    own = next((name for name, tensor in tensors.items() if not is_finite(parallel.local(tensor))), None)
-    return next(filter(None, parallel.gather_objects(own)), None)
+    first = next((name for name, tensor in tensors.items() if not is_finite(parallel.local(tensor))), None)
+    return next(filter(None, parallel.gather_objects(first)), None)
 
 
 def is_finite(tensor):

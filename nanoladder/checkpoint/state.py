@@ -42,9 +42,9 @@ def load_optimizer(model, optimizer, state):
     for index, parameter in enumerate(parameters(optimizer)):
         name = name_of[parameter]
         kept = state_shapes(model.config, name, parameter.shape)
-        own = {key: value for key, value in state.get(name, {}).items() if key in kept}
-        if own:
-            numbered[index] = {key: from_plain(value, parameter, name) for key, value in own.items()}
+        values = {key: value for key, value in state.get(name, {}).items() if key in kept}
+        if values:
+            numbered[index] = {key: from_plain(value, parameter, name) for key, value in values.items()}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -86,8 +86,8 @@ def generators(device):
 
 def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
     """Returns {device type: states (processes, bytes) uint8}. Collective."""
-    own = {kind: module.get_rng_state() for kind, module in generators(device).items()}
-    return {kind: torch.stack(parallel.gather_objects(state)) for kind, state in own.items()}
+    states = {kind: module.get_rng_state() for kind, module in generators(device).items()}
+    return {kind: torch.stack(parallel.gather_objects(state)) for kind, state in states.items()}
 
 
 def check_generators(states, device):

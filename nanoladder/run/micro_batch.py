@@ -38,7 +38,7 @@ def first_micro_batch(config):
     folder = Path(config.out_dir)
     before = read_config(folder / CONFIG)
     size = before.get("micro_batch_size")
-    resumes = config.init_from in ("resume", "auto") and checkpoint.found(folder)
+    resumes = config.init_from in ("resume", "auto") and checkpoint.list_checkpoints(folder)
     if size in sizes and (resumes or not changes(dataclasses.replace(config, micro_batch_size=size), before)):
         return size, "as before"
     return sizes[-1], "to be halved whenever memory runs out"
@@ -77,7 +77,7 @@ def halve_micro_batch(config, error):
     if not size or parallel.world_size() > 1:
         return explain(error, size)
     print(f"micro_batch_size={error.config.micro_batch_size} does not fit ({error}): trying {size}", flush=True)
-    found = checkpoint.found(Path(config.out_dir))
+    found = checkpoint.list_checkpoints(Path(config.out_dir))
     return dataclasses.replace(config, init_from="resume") if found else config
 
 

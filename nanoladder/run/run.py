@@ -254,7 +254,7 @@ class Run:
 
     def print_newest_checkpoint(self):
         """Says where a run that ended early would continue."""
-        for path in checkpoint.found(Path(self.config.out_dir))[:1]:
+        for path in checkpoint.list_checkpoints(Path(self.config.out_dir))[:1]:
             print(f"{path} is the newest checkpoint: --init_from=resume continues from it")
 
 

@@ -67,7 +67,7 @@ def keys_of_start(values, alone):
     if values["init_from"] not in OWN_STARTS:
         return checkpoint.shape_of(values["init_from"])
     folder = Path(values["out_dir"])
-    if values["init_from"] == "scratch" or not checkpoint.found(folder):
+    if values["init_from"] == "scratch" or not checkpoint.list_checkpoints(folder):
         return {}
     own = read_config(folder / CONFIG)
     return {key: own[key] for key in own if (key not in OF_A_COMMAND if alone else key in checkpoint.SHAPE)}
@@ -124,7 +124,7 @@ def find_start(config, dataset):
     Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, if the dataset
     has another tokenizer than the model or has changed, or if the config has another shape.
     """
-    found = checkpoint.found(Path(config.out_dir))
+    found = checkpoint.list_checkpoints(Path(config.out_dir))
     if config.init_from == "resume" or (config.init_from == "auto" and found):
         path, state = checkpoint.newest(config.out_dir)
         origin = origin_of(config, dataset, state, path)

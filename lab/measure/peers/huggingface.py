@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from nanoladder.checkpoint.interop import their_config, their_tensors
+from nanoladder.checkpoint.interop import gpt2_config, gpt2_tensors
 
 HALF = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
 
@@ -43,8 +43,8 @@ def train(task):
 def build_model(task):
     """A GPT-2 with the task's weights. If the config has no biases, the model's are zero and not trained."""
     ours = task.model()
-    model = GPT2LMHeadModel(GPT2Config(**their_config(ours.config, 0.0, None)))
-    model.load_state_dict(their_tensors(ours.config, ours.state_dict()), strict=False)  # the head is tied
+    model = GPT2LMHeadModel(GPT2Config(**gpt2_config(ours.config, 0.0, None)))
+    model.load_state_dict(gpt2_tensors(ours.config, ours.state_dict()), strict=False)  # the head is tied
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(ours.config.bias or not name.endswith("bias"))
     return model

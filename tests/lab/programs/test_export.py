@@ -18,7 +18,7 @@ import train
 from lab.programs.export import modeling
 from model import GPT
 from nanoladder import checkpoint
-from nanoladder.checkpoint.interop import OWN, write_huggingface
+from nanoladder.checkpoint.interop import CUSTOM_KEYS, write_huggingface
 from nanoladder.checkpoint.shape import RECIPE as KEYS
 from nanoladder.config import DEFAULTS
 from nanoladder.tokenizer.encoding import encode, load_tokenizer
@@ -143,7 +143,7 @@ def test_the_code_is_specialized_to_the_model():
         tree = ast.parse(modeling(tiny(vocab_size=40, **keys)))
         attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         read = {node.attr for node in attributes if ast.unparse(node.value).endswith("config")}
-        assert read & DEFAULTS.keys() <= set(OWN)
+        assert read & DEFAULTS.keys() <= set(CUSTOM_KEYS)
         imported = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
         imported |= {node.module for node in tree.body if isinstance(node, ast.ImportFrom)}
         assert {name.partition(".")[0] for name in imported} == {"functools", "math", "torch", "transformers", "zlib"}
