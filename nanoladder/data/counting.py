@@ -123,9 +123,9 @@ def copy(inputs, targets, probabilities):
         for _ in range(length - longest):  # a match is a token longer if the positions before match as well
             longer = match & np.pad(longer, ((1, 0), (1, 0)))[:T, :T]
         longest = length
-        found = np.count_nonzero(longer, axis=1)
-        copied = np.count_nonzero(longer & followed, axis=1) / np.maximum(found, 1)
-        probabilities = np.where(found > 0, (1 - share) * probabilities + share * copied, probabilities)
+        n_matches = np.count_nonzero(longer, axis=1)
+        copied = np.count_nonzero(longer & followed, axis=1) / np.maximum(n_matches, 1)
+        probabilities = np.where(n_matches > 0, (1 - share) * probabilities + share * copied, probabilities)
     return probabilities
 
 

@@ -55,14 +55,14 @@ def read_meta(folder: Path, vocab_size: int) -> dict:
     it. Raises BadInput if the file is damaged or of another format, or the folder has more token ids than vocab_size.
     """
     meta = read_own(folder / "meta.json") if os.path.lexists(folder / "meta.json") else read_foreign(folder, vocab_size)
-    own = meta["vocab_size"]
-    if vocab_size and vocab_size < own:
+    n_ids = meta["vocab_size"]
+    if vocab_size and vocab_size < n_ids:
         raise BadInput(
-            f"vocab_size={vocab_size} is less than the {own} token ids of {folder}; expected at least {own}, or 0; "
+            f"vocab_size={vocab_size} is less than the {n_ids} token ids of {folder}; expected at least {n_ids}, or 0; "
             f"for a model that has this vocab_size, data prepared with its tokenizer: {how_to_prepare('MODEL')}, where "
             "MODEL is the model's folder, or hf:NAME"
         )
-    return {**meta, "vocab_size": vocab_size or own}
+    return {**meta, "vocab_size": vocab_size or n_ids}
 
 
 def read_foreign(folder, vocab_size):

@@ -22,7 +22,7 @@ class Records(Corpus):
 
     def __init__(self, sources: list, field: str = "text", val_fraction: float = 0.001, separator: str = "") -> None:
         self.sources, self.field, self.val_fraction = sources, field, val_fraction
-        self.separator, self.told = separator, False
+        self.separator, self.announced = separator, False
         self.validation = f"the documents whose SHA-256 is below {val_fraction:g} of the largest"
         self.identity = [[source.identity for source in sources], field, self.validation, separator]
 
@@ -41,9 +41,9 @@ class Records(Corpus):
         """Returns the documents in a text."""
         if not self.separator or self.separator not in text:
             return [text] if text else []
-        if not self.told:
+        if not self.announced:
             print(f"{where}: {self.separator!r} ends a document, here and below; --separator= keeps it as text")
-        self.told = True
+        self.announced = True
         return ["".join(parts) for parts in separated([text], self.separator)]
 
     @property

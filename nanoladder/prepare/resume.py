@@ -93,7 +93,7 @@ class Unfinished:
         except BlockingIOError:
             raise BadInput(f"{self.target} is being prepared by another process; wait until it ends") from None
         try:
-            self.begin()
+            self.prepare()
         except BaseException:
             self.__exit__()
             raise
@@ -104,7 +104,7 @@ class Unfinished:
         if not ((self.path / JOURNAL).exists() or (self.path / META).exists()):
             shutil.rmtree(self.path)
 
-    def begin(self):
+    def prepare(self):
         """Finds out what the target folder holds, and clears the subfolder unless there is a journal of this job."""
         files.remove_temporaries(self.path)
         if (self.path / META).exists():  # complete, but a kill came while it was moved
@@ -140,8 +140,8 @@ class Unfinished:
     def load(self):
         """Returns the journal if it belongs to this job. Raises BadInput if it belongs to another."""
         try:
-            found = json.loads(files.read(self.path / JOURNAL, limit=2**28))
-            job, journal = found["job"], found["journal"]
+            saved = json.loads(files.read(self.path / JOURNAL, limit=2**28))
+            job, journal = saved["job"], saved["journal"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
         if job == self.job:

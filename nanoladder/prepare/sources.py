@@ -48,12 +48,12 @@ def kind_of(path: Path) -> str:
     return "json" if suffix in JSON or is_object(line) else "text"
 
 
-def not_lines(path, found, code):
+def not_lines(path, kind, code):
     """Returns a BadInput for a file that Python code reads from stdin into `rows`."""
     file, lines = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
     code = f'python -c "import csv, json, sys; {code}; [print(json.dumps(row)) for row in rows]"'
     command = f"gzip -dc {file} | {code}" if path.suffix.lower() == ".gz" else f"{code} < {file}"
-    return BadInput(f"{path} is {found}; make JSON lines of it: {command} > {lines}; or read it as text: --as_text")
+    return BadInput(f"{path} is {kind}; make JSON lines of it: {command} > {lines}; or read it as text: --as_text")
 
 
 def is_object(line):
@@ -123,18 +123,18 @@ def separated(parts, separator):
     """Yields an iterable of parts for each nonblank text between separators, without whitespace at its beginning."""
 
     def numbered():
-        number, begun, rest = 0, False, ""  # the rest may be the beginning of a separator
+        number, started, rest = 0, False, ""  # the rest may be the beginning of a separator
         for part in parts:
             texts = (rest + part).split(separator)
             rest = tail(texts[-1], len(separator) - 1)
             texts[-1] = texts[-1].removesuffix(rest)
             for index, text in enumerate(texts):
                 if index:
-                    number, begun = number + 1, False
-                if text := text if begun else text.lstrip():
-                    begun = True
+                    number, started = number + 1, False
+                if text := text if started else text.lstrip():
+                    started = True
                     yield number, text
-        if rest := rest if begun else rest.lstrip():
+        if rest := rest if started else rest.lstrip():
             yield number, rest
 
     return ((text for _, text in group) for _, group in groupby(numbered(), key=itemgetter(0)))

@@ -160,14 +160,14 @@ def affixes(processor):
 
 def parse(content):
     """Makes an Encoding of the contents of a tokenizer.json. Raises ValueError if no Encoding gives the same ids."""
-    found = essence(content)
+    parts = essence(content)
     special = {token["content"]: token["id"] for token in content.get("added_tokens", [])}
     vocab = {token: number for token, number in content["model"]["vocab"].items() if token not in special}
-    if found["type"] == "WordLevel":
+    if parts["type"] == "WordLevel":
         name, pattern, ranks = "char", EVERY_CHARACTER, {token.encode(): number for token, number in vocab.items()}
     else:
-        name, pattern = "huggingface", pattern_of(found)
-        made = {merge.replace(" ", "", 1) for merge in found["merges"]} | BYTES.keys()
+        name, pattern = "huggingface", pattern_of(parts)
+        made = {merge.replace(" ", "", 1) for merge in parts["merges"]} | BYTES.keys()
         if not content["model"].get("ignore_merges"):  # then a token that no merge makes never occurs
             special |= {token: number for token, number in vocab.items() if token not in made}
         spelled = {token: number for token, number in vocab.items() if token not in special}
@@ -178,8 +178,8 @@ def parse(content):
         raise ValueError("its ids have gaps or duplicates")
     encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
     for part, expected in essence(to_huggingface(encoding)).items():
-        if found[part] != expected:
-            raise ValueError(f"its {part}: {json.dumps(found[part]):.100}; expected {json.dumps(expected):.100}")
+        if parts[part] != expected:
+            raise ValueError(f"its {part}: {json.dumps(parts[part]):.100}; expected {json.dumps(expected):.100}")
     return encoding
 
 
@@ -200,9 +200,9 @@ def essence(content):
     }
 
 
-def pattern_of(found):
+def pattern_of(parts):
     """Returns the tiktoken pattern that cuts a text as a tokenizer.json with this essence does."""
     for pattern, cut in PRE_TOKENIZERS.items():
-        if cut == found["pre_tokenizer"] and not (pattern == EVERY_CHARACTER and found["merges"]):
+        if cut == parts["pre_tokenizer"] and not (pattern == EVERY_CHARACTER and parts["merges"]):
             return pattern
-    raise ValueError(f"its pre_tokenizer: {json.dumps(found['pre_tokenizer']):.200}")
+    raise ValueError(f"its pre_tokenizer: {json.dumps(parts['pre_tokenizer']):.200}")
