@@ -79,7 +79,7 @@ class Attention(nn.Module):
             q, k = ((1.2 * F.rms_norm(part, part.shape[-1:])).type_as(v) for part in (q, k))
         if self.config.position == "rotary":
             q, k = self.rotary(q), self.rotary(k)
-        if self.config.key_offset:  # a query that matches a token gets the value of what followed it
+        if self.config.key_offset:  # a query that matches a token gets the value of the token after it
             k = self.previous(k)
         y = self.attend(q, k, v).transpose(1, 2).flatten(2)  # (B, T, C)
         return self.dropout(self.proj(y))

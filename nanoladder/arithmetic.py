@@ -126,13 +126,13 @@ def count_tokens(config: Config, world_size: int) -> int:
 
 
 def micro_batch_size(config: Config, grid: Grid) -> int:
-    """Sequences of a process's share of the batch that run at once. micro_batch_size=0: as many as possible."""
+    """Sequences in a micro-batch of a process's share of the batch. micro_batch_size=0: as many as possible."""
     share = config.batch_size // grid.data
     return min(config.micro_batch_size or max(micro_batch_sizes(config, grid), default=share), share)  # pyright: ignore
 
 
 def micro_batch_sizes(config: Config, grid: Grid) -> list[int]:
-    """Sizes into which a process's share of the batch divides, ascending; in a pipeline those that fill it."""
+    """Sizes into which a process's share of the batch divides, ascending; in a pipeline only sizes that fill it."""
     share = config.batch_size // grid.data
     divisors = [size for size in range(1, share + 1) if share % size == 0]
     return [size for size in divisors if can_schedule(config.pipeline_schedule, grid.pipeline, share // size)]

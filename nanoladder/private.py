@@ -25,7 +25,7 @@ all_to_all_autograd = collectives.all_to_all_single_autograd
 # Maps a function over the tensors in nested lists and dicts. Without it checkpoints need a recursion of their own.
 tree_map_only = _pytree.tree_map_only
 
-# Moves a list of tensors towards those of another, in one kernel on a GPU. Without it one kernel moves one tensor.
+# Moves each tensor of a list towards another list's, in one kernel on a GPU. Without it one kernel moves one tensor.
 lerp_all = torch._foreach_lerp_
 
 # Settings of the allocator of CUDA memory; 2.11 has the second name. Without both it stays as it is.
@@ -33,7 +33,7 @@ set_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
 set_allocator = set_allocator or getattr(torch.cuda.memory, "_set_allocator_settings", lambda settings: None)
 
 
-# Frees cuBLAS's workspaces. Without it a recorded step also keeps those of the first step: 64 MB on Hopper.
+# Frees cuBLAS's workspaces. Without it a captured step also keeps the first step's: 64 MB on Hopper.
 clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 
@@ -88,7 +88,7 @@ class OrderedDataParallel(nn.parallel.DistributedDataParallel):
 
     By default DDP reorders the buckets after the first step, and with three or more processes a gradient's place
     decides in which order it is summed, and so how it is rounded. Without the names a resumed run, which has a first
-    step of its own, differs from one that was never interrupted.
+    step of its own, differs from an uninterrupted one.
     """
 
     def __init__(self, model: nn.Module, **options: Any) -> None:

@@ -59,7 +59,7 @@ def multiprocessors():
 def finish(exponentials, columns, parts, sums, hidden, scaled):
     """Makes exponentials (n, V) the gradient of n losses times their sums, by subtracting these at the columns (n,).
 
-    Writes to sums (n,) those of parts (n, parts), infinite if IGNORED; and hidden / sums to scaled (n, C).
+    Writes the row sums of parts (n, parts), infinite if IGNORED, to sums (n,); and hidden / sums to scaled (n, C).
     """
     blocks = [triton.next_power_of_2(tensor.shape[1]) for tensor in (parts, hidden)]
     widths = exponentials.shape[1], parts.shape[1], hidden.shape[1]

@@ -63,7 +63,7 @@ def head_loss(
 
     A shard of the vocabulary: first_row is the token id of the weight's first row, and group the name of the process
     group whose processes hold the other shards. Each process returns the whole loss and the gradient of its own rows;
-    its gradient of the hidden states is that of its shard, which the caller sums over the group. A target outside the
+    its gradient of the hidden states is its shard's part, which the caller sums over the group. A target outside the
     vocabulary then goes unnoticed.
     """
     if torch.is_autocast_enabled(hidden.device.type):
@@ -150,14 +150,14 @@ def by_exponentials(hidden, weight, columns, n_real, size, group, d_hidden, d_we
 
 
 def join_shards(log_sum, picked, group):
-    """Makes log-sum-exp (n,) that of all shards of the vocabulary, and the target's logit (n,) that of its shard."""
+    """Replaces log-sum-exp (n,) and the target's logit (n,) by their values over all shards of the vocabulary."""
     gathered = all_gather(torch.stack([log_sum, picked])[None], 0, group)  # (shards, 2, n)
     log_sum.copy_(gathered[:, 0].logsumexp(0))
     picked.copy_(gathered[:, 1].sum(0))
 
 
 def add_product(total, a, b):
-    """total += a @ b, summed in the total's dtype; a CPU first rounds the product to that of a and b."""
+    """total += a @ b, summed in the total's dtype; a CPU first rounds the product to the dtype of a and b."""
     if total.dtype == a.dtype:
         total.addmm_(a, b)
     elif total.is_cuda:
@@ -198,7 +198,7 @@ def exponential_kernels():
 
 @functools.cache
 def triton_obstacle() -> str:
-    """Returns why the softmax's Triton kernel cannot run on this GPU, or "" if it can; launches it once to find out.
+    """Returns the reason why the softmax's Triton kernel cannot run on this GPU, or ""; launches it once to find out.
 
     Triton may be absent; its launcher needs a C compiler, its kernel one of the GPUs that it supports.
     """

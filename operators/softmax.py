@@ -19,15 +19,15 @@ def target_columns(targets, ignore_index, first_row, n_columns):
 
 
 def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, overwrite=True):
-    """Softmax over the rows of logits (n, V); those of columns from n_real on are padding, of probability 0.
+    """Softmax over the rows of logits (n, V); columns from n_real on are padding, of probability 0.
 
     find: writes, in float32, each row's log-sum-exp to log_sums (n,), and the logit at its column to picked (n,), 0 for
-    no column. Else log_sums, of more columns than are here, is used instead of these logits' own.
+    no column. Else log_sums, over more columns than these, is used instead.
 
     overwrite: replaces the logits in place by the loss's gradient, softmax less one at the column; a row that is
     IGNORED becomes 0, if its logits are numbers. Else they stay, but for padding.
 
-    cap: first limits the logits to ±cap, by a tanh, in float32; the gradient is that of the logits as they were.
+    cap: first limits the logits to ±cap, by a tanh, in float32; the gradient is with respect to the original logits.
     """
     size = max(1, BLOCK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     for start in range(0, len(logits), size):

@@ -1,7 +1,7 @@
 """Softmax over rows of logits as one Triton kernel; softmax.py has the same function in PyTorch's operations.
 
 One pass finds maximum and sum together (online softmax; Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867);
-the second one, which writes the gradient, finds the row in the GPU's cache. Arithmetic is what limits it: so a thread
+the second one, which writes the gradient, finds the row in the GPU's cache. Arithmetic limits it: so a thread
 raises its maximum once for EACH logits, and only columns at the end of a row are compared with the row's width.
 """
 

@@ -2,8 +2,8 @@
 
     python data/python_packages/prepare.py [--tokenizer=bpe:4096] [--out_dir=DIR]
 
-Nothing is downloaded: training needs these packages anyway. Three packages, a twelfth of the text, are val; no file of
-theirs is in train, nor a copy of one. The same pins always give the same dataset.
+Nothing is downloaded: training needs these packages anyway. Three packages, a twelfth of the text, are val; none of
+their files, nor a copy of one, is in train. The same pins always give the same dataset.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ def read_sources(package, version):
 def split_packages(packages):
     """Splits {package: {path: text}} into the texts of train and of val, each file's contents once.
 
-    A copy of a file stays in val only: what is held out must not be trained on.
+    A copy of a file stays in val only: held-out text must not be trained on.
     """
     seen = set()
     texts = {"val": [], "train": []}

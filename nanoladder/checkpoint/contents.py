@@ -1,4 +1,4 @@
-"""Checks what a checkpoint holds against its own config, before any of it is used.
+"""Checks the contents of a checkpoint against its own config, before any of it is used.
 
 A digest says that a file is as it was written, not that its tensors fit: of another shape or dtype, they crash an
 optimizer's kernel, or train another model.
@@ -18,7 +18,7 @@ SCALER = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growt
 
 
 def check_contents(state):
-    """Raises ValueError or BadInput, which name the first thing that differs from what the config implies."""
+    """Raises ValueError or BadInput, which name the first difference from the config."""
     keys = {key: typed(key, value, "its config") for key, value in state["config"].items()}
     config, weights = Config(**keys), state["model"]
     expected = shapes(config_of(state), weights)

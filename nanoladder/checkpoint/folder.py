@@ -53,10 +53,10 @@ def former_best(step: int) -> str:
 
 
 def restore(folder: Path, path: Path | None, progress: dict, former: int = 0) -> None:
-    """Makes the folder what it was when the checkpoint at `path` was written. Raises OSError.
+    """Restores the folder to its state when the checkpoint at `path` was written. Raises OSError.
 
-    Removes later checkpoints and what killed processes left; gives the checkpoint the names that it lacks after a kill
-    or a full disk. path: None for a new run. former: the step of a best one that is not to be compared with later ones.
+    Removes later checkpoints and the files of killed processes; gives the checkpoint the names that it lacks after a
+    kill or a full disk. path: None for a new run. former: the step of a best checkpoint by another validation, else 0.
     """
     files.remove_temporaries(folder)
     for number, later in history(folder).items():

@@ -2,7 +2,7 @@
 
 The safetensors library is not used. To read, it opens a path twice, so that a file that is replaced in between seems
 damaged. Its save_file() does not sync a file before renaming it, so a power cut can leave an empty one; if killed, it
-leaves behind a temporary file that nobody finds; its files are readable by their owner only; and it reports a full disk
+leaves behind an orphaned temporary file; its files are readable by their owner only; and it reports a full disk
 without an errno.
 """
 

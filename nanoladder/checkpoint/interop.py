@@ -127,7 +127,7 @@ HUB_FILES = [CONFIG, WEIGHTS, SHARDS, TOKENIZER, TOKENIZER_CONFIG]
 TRANSPOSED = ("qkv.weight", "fc.weight", "proj.weight")
 
 SIZES = {key: key for key in ("n_layer", "n_head", "n_embd", "vocab_size")}
-SIZES |= {"context_length": "n_positions"}  # our key: theirs
+SIZES |= {"context_length": "n_positions"}  # our key: GPT-2's
 CUSTOM_KEYS = [*SIZES, "dropout", "seed", "zero_init"]  # our keys that the code reads from config.json
 ALIKE = {  # their key: its default, then the values for which their model computes the same as ours
     "model_type": (None, "gpt2"),

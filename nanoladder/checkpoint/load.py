@@ -176,7 +176,7 @@ def build_gpt(state: dict, source: Path | str, context_length: int = 0) -> GPT:
     return model
 
 
-# -- their tokenizers
+# -- the models' tokenizers
 
 
 def check_tokenizer(dataset: Dataset, name: str, state: dict, source: Path | str) -> dict:

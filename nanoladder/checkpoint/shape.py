@@ -1,4 +1,4 @@
-"""Config keys that fix a model's shape and what it computes."""
+"""Config keys that fix a model's shape and function."""
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -32,7 +32,7 @@ class WithoutInit(TorchFunctionMode):
 def shapes(config, names):
     """Returns {name: shape} of a model's weights; a tied weight appears once.
 
-    names: those in the file, ours or GPT-2's. Raises ValueError, before anything is built, if it has other blocks.
+    names: the file's, ours or GPT-2's. Raises ValueError, before anything is built, if it has other blocks.
     """
     n_blocks = sum(name.endswith("fc.weight") for name in names)
     if config.n_layer != n_blocks:

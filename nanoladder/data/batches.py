@@ -187,7 +187,7 @@ def share(batch):
 
 
 def full_shared_memory(error: BaseException) -> str | None:
-    """Says what to do about an exception if it was raised because a loader found no space in shared memory, else None.
+    """Returns advice if a loader raised the exception because it found no space in shared memory, else None.
 
     The loader's queues have semaphores there.
     """

@@ -1,4 +1,4 @@
-"""Counting: the loss that counted predictions, with nothing learned, have on a dataset's validation windows.
+"""Counting: losses of predictions by counts, with nothing learned, on a dataset's validation windows.
 
 Unigrams, bigrams and trigrams are counted in the training split. Bigrams and trigrams are interpolated by absolute
 discounting: every count loses DISCOUNT, which goes to a shorter context, where an n-gram counts once for each different
@@ -21,7 +21,7 @@ from nanoladder.data.datasets import Dataset
 
 SAMPLE, BLOCK = 2**24, 2**16  # tokens that are counted at most; a larger split is sampled in blocks
 DISCOUNT = 0.75
-COPIES = {1: 0.2, 2: 0.4, 4: 0.8}  # tokens that match: probability of copying what followed them
+COPIES = {1: 0.2, 2: 0.4, 4: 0.8}  # tokens that match: probability of copying the token after them
 MOST_IDS = 2**21  # a trigram of more token ids has no number below 2^63
 NAMES = ("unigrams", "bigrams", "trigrams", "trigrams and copies")
 
@@ -88,7 +88,7 @@ class Table(NamedTuple):
     kinds: np.ndarray  # (m,) number of a context's n-grams
 
     def interpolate(self, contexts, targets, shorter):
-        """Probabilities of the targets in these contexts. shorter: those in the contexts without their first token."""
+        """Probabilities of the targets in these contexts. shorter: those in contexts a token shorter."""
         counts = look_up(self.ngrams, self.counts, contexts * self.vocab_size + targets)
         totals, kinds = (look_up(self.contexts, values, contexts) for values in (self.totals, self.kinds))
         seen = (np.maximum(counts - DISCOUNT, 0) + DISCOUNT * kinds * shorter) / np.maximum(totals, 1)
@@ -103,7 +103,7 @@ def tabulate(ngrams, vocab_size):
 
 
 def look_up(keys, values, wanted):
-    """Returns the values of the wanted keys, 0 for those that are missing. keys: sorted."""
+    """Returns the values of the wanted keys, 0 for missing ones. keys: sorted."""
     place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[place] == wanted, values[place], 0)
 
@@ -117,7 +117,7 @@ def copy(inputs, targets, probabilities):
     """Mixes copies from earlier in a window into the probabilities of its targets, all (T,). Longer matches go last."""
     T = len(inputs)
     match = np.tril(inputs[:, None] == inputs, -1)  # (T, T): position i matches position j < i
-    followed = targets[:, None] == np.append(inputs[1:], -1)  # what follows j is the target at i
+    followed = targets[:, None] == np.append(inputs[1:], -1)  # the token after j is the target at i
     longest, longer = 1, match
     for length, share in COPIES.items():
         for _ in range(length - longest):  # a match is a token longer if the positions before match as well

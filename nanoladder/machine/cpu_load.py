@@ -21,7 +21,7 @@ def free_cpus(since: tuple[float, float, float] | None) -> float:
 def cpu_times() -> tuple[float, float, float] | None:
     """Seconds so far: idle CPU time, including niced programs, which give way; CPU time of this process; wall time.
 
-    The process's time includes that of its finished children. Returns None without Linux's /proc.
+    The process's time includes its finished children's. Returns None without Linux's /proc.
     """
     with contextlib.suppress(OSError, AttributeError):
         lines = Path("/proc/stat").read_text().splitlines()

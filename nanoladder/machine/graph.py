@@ -1,4 +1,4 @@
-"""CUDA graphs: the kernels of a step, recorded once, then launched by one call."""
+"""CUDA graphs: the kernels of a step, captured once, then launched by one call."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +11,7 @@ from nanoladder.private import clear_workspaces
 
 
 def capture_obstacle(config: Config, device: torch.device) -> str:
-    """Returns why a step's forward and backward cannot be recorded as a CUDA graph; an empty string if they can."""
+    """Returns the reason why a CUDA graph cannot capture a step's forward and backward; an empty string if it can."""
     if device.type != "cuda":
         return f"{device.type} has none"
     if torch.distributed.is_initialized():
@@ -24,7 +24,7 @@ def capture_obstacle(config: Config, device: torch.device) -> str:
 
 
 def can_capture(config: Config, device: torch.device) -> bool:
-    """True if a step's forward and backward can be recorded as a CUDA graph."""
+    """True if a CUDA graph can capture a step's forward and backward."""
     return not capture_obstacle(config, device)
 
 
@@ -35,11 +35,11 @@ def replay(
     batch: tuple,
     config: Config,
 ) -> torch.Tensor:
-    """Calls function(model, scaler, batch, config) by replaying its second call's kernels, recorded as a CUDA graph.
+    """Calls function(model, scaler, batch, config) by replaying the CUDA graph of its second call.
 
     function: leaves gradients in the model's parameters, and returns a tensor. Every batch has the shape of the first.
-    The first call compiles, and allocates what outlives a step. The graph's gradients and activations have memory of
-    their own (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
+    The first call compiles, and allocates the memory that outlives a step. The graph's gradients and activations have
+    their own memory (https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs).
     """
     if not hasattr(model, "captured"):
         model.captured = CapturedStep(function, model, scaler, batch, config)

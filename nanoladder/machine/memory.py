@@ -71,7 +71,7 @@ def total_memory(device: torch.device) -> float:
 
 
 def installed_memory():
-    """Bytes of the machine's memory; infinite on Windows, which does not say this way."""
+    """Bytes of the machine's memory; infinite on Windows, where it is unknown."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
 
 
@@ -128,7 +128,7 @@ def has_limit() -> bool:
 def peak_memory_gb(device: torch.device) -> float:
     """Peak memory so far in GB (1e9 bytes): allocated on a GPU, or resident memory of the process on a CPU.
 
-    On mps, which records no peak: what Metal holds for the process, which seldom shrinks. On Windows' CPU: NaN.
+    On mps, which reports no peak: Metal's memory for the process, which seldom shrinks. On Windows' CPU: NaN.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9

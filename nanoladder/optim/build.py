@@ -9,8 +9,8 @@ from nanoladder.optim.groups import WithAdamW, hidden_and_rest
 from nanoladder.optim.lion import Lion
 
 # Good learning rate of an optimizer as a multiple of AdamW's: from its paper if stated there, else from
-# `profile.py --train`, whose table in results/ shows a lower and a higher one as well. Those of Muon (Liu et al. 2025)
-# and GaLore are AdamW's; over 0.6 million tokens, 6 and 3 times as much are better.
+# `profile.py --train`, whose table in results/ shows a lower and a higher one as well. Muon (Liu et al. 2025) and
+# GaLore take AdamW's; over 0.6 million tokens, 6 and 3 times as much are better.
 RELATIVE_LR = {
     "sgd": 100.0,
     "adafactor": 30.0,  # Adafactor multiplies by a matrix's RMS, about 0.02

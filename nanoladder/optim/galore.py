@@ -10,7 +10,7 @@ SCALE = 1.0  # factor of the update; the paper's 0.25 goes with a learning rate 
 class GaLore(torch.optim.Optimizer):
     """AdamW in the subspace of the gradient's top singular vectors (Zhao et al. 2024, algorithm 2). Experimental.
 
-    State of a matrix (m, n) with m <= n: the basis (m, r) and two moments (r, n). If m > n: those of its transpose.
+    State of a matrix (m, n) with m <= n: the basis (m, r) and two moments (r, n). If m > n: the state of its transpose.
     """
 
     def __init__(self, groups, lr, betas):

@@ -17,7 +17,7 @@ FIRST_MOMENTUM, MOMENTUM, WARMUP = 0.85, 0.95, 300
 SIZE = 0.2  # RMS of an update, as AdamW's usually is (Liu et al. 2025)
 # Coefficients of each iteration. Jordan et al. 2024: small singular values grow fast, all end near 1
 NEWTON_SCHULZ = [(3.4445, -4.7750, 2.0315)] * 5
-# Amsel et al. 2025, "The Polar Express": each the best for what the previous ones leave, from 1e-3 to 1.02
+# Amsel et al. 2025, "The Polar Express": each the best for its input's singular values, from 1e-3 to 1.02
 POLAR_EXPRESS = [
     (7.99662, -21.18651, 14.38189),
     (4.04293, -2.80892, 0.50002),

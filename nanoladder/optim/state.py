@@ -11,7 +11,7 @@ BLOCK, FEW = 256, 4096  # of 8-bit AdamW: numbers with a common scale; a smaller
 def state_shapes(config: Config, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Returns {state name: its shape} of a weight in the config's optimizer; all are float32.
 
-    Those of 8-bit AdamW that are stored in 8 bits count as whole. shape: the weight's, whatever processes share it.
+    An 8-bit tensor counts as a whole float32 one. shape: the weight's, whatever processes share it.
     """
     hidden = name.startswith("blocks.") and len(shape) == 2  # as in groups.hidden_and_rest
     if config.optimizer == "sgd":

@@ -1,7 +1,7 @@
 """Several processes, one per device: the process group, and every way to divide the work. No-ops in a single process.
 
 - group: joining and leaving, agreement, collectives
-- mesh: which process has which part
+- mesh: each process's place, and the parts that follow from it
 - data_parallel: a share of each batch; DDP
 - meta: building a model that no process holds whole
 - shards: a shard of every weight, gradient and optimizer state; FSDP2
@@ -16,7 +16,7 @@ Gradients are averaged over the processes that train on different tokens, losses
 from nanoladder.parallel.checks import LAUNCHED, check_grid, n_launched
 from nanoladder.parallel.context import apply_context_parallel
 from nanoladder.parallel.data_parallel import DistributedDataParallel, share, synchronize_last
-from nanoladder.parallel.distributed_muon import n_holders, map_matrices
+from nanoladder.parallel.distributed_muon import map_matrices, n_holders
 from nanoladder.parallel.full_state import (
     WholeTensors,
     as_shards,

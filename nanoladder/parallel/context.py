@@ -5,9 +5,9 @@ itself. Attention exchanges in one of two ways:
 
 - heads, if they divide among the group (Jacobs et al. 2023): each process attends over whole sequences, with its
   share of the heads. Its tokens are contiguous.
-- keys and values, else (Llama team 2024): each process gathers those of all tokens for the queries of its own. Later
-  queries attend to more keys, so its tokens are one piece from the front of the sequence and one from the back: every
-  process has the same number of query-key pairs.
+- keys and values, else (Llama team 2024): each process gathers them for all tokens, and computes its own queries.
+  Later queries attend to more keys, so its tokens are one piece from the front of the sequence and one from the back:
+  every process has the same number of query-key pairs.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Conversions between whole tensors and the parts that each process holds.
+"""Conversions between whole tensors and each process's parts.
 
 A weight may be sharded, cut by tensor parallelism, and on only one pipeline stage. A checkpoint holds whole weights.
 """
@@ -106,7 +106,7 @@ def local_part(tensor: torch.Tensor, like: torch.Tensor, name: str) -> torch.Ten
 
 
 def local_shard(tensor: torch.Tensor, like: torch.Tensor, name: str) -> torch.Tensor:
-    """Copies a whole tensor, or this process's slice of it, as a shard like `like`. Arguments: those of local_part."""
+    """Copies a whole tensor, or this process's slice of it, as a shard like `like`. Arguments: as for local_part."""
     part = local_part(tensor, like, name)
     if not hasattr(like, "placements") or tensor.shape != like.shape:
         return part.clone()

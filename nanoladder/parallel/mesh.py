@@ -1,7 +1,7 @@
 """The mesh: the processes as a grid of pipeline stages × data × context × tensor parallelism.
 
-Ranks count the processes of a tensor group first, then those of a context group, then data, then the pipeline. So the
-groups that exchange most have neighboring ranks, within a node.
+Ranks vary fastest within a tensor group, then along context, data and pipeline. So the groups that exchange most have
+neighboring ranks, within a node.
 """
 
 from datetime import timedelta
@@ -28,7 +28,7 @@ class Mesh:
 
     @property
     def averaging(self):
-        """Number of processes that average their gradients: those along data and context."""
+        """Number of processes that average their gradients, along data and context."""
         return self.sizes.data * self.sizes.context
 
     @property

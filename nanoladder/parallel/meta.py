@@ -37,7 +37,7 @@ def build(kind: Callable[[Config], GPT], config: Config, device: torch.device) -
 def init_shards(model: GPT, device: torch.device) -> None:
     """Draws this process's part of every matrix that build() has left on the meta device, in place.
 
-    The values are those of a single process, bit for bit, however the model is cut.
+    The values equal a single process's, bit for bit, however the model is cut.
     """
     if not mesh().is_divided:
         return

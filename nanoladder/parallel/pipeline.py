@@ -145,7 +145,7 @@ class Pipeline(nn.Module):
                 dist.send(x, group=group(), group_dst=(number + 1) % n)
         return x * n if self.has_last else torch.zeros((), device=tokens.device)
 
-    # -- the model of which these are parts
+    # -- the interface of the whole model
 
     @property
     def blocks(self):
@@ -168,7 +168,7 @@ def group():
 def cut_blocks(config, n_processes):
     """Cuts the blocks into stages, so that the slowest one is as fast as it can be. Returns a range for each stage.
 
-    Counts floating-point operations; those of the head, padding included, are on the last stage.
+    Counts floating-point operations; the head's, padding included, are on the last stage.
     """
     n_others = STAGES[config.pipeline_schedule] * n_processes - 1
     head = 6 * config.n_embd * config.padded_vocab_size / block_flops(config)  # in blocks

@@ -58,7 +58,7 @@ def place_like(placements, gradient):
 
 
 def local_positions(_, inputs):
-    """The positions of this process's part of the sequence, of those of its group (T,)."""
+    """Positions (T / n,) of this process's part of the sequence, from its group's (T,)."""
     return inputs[0].chunk(mesh().sizes.tensor)[mesh().place.tensor]
 
 

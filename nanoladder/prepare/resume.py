@@ -105,7 +105,7 @@ class Unfinished:
             shutil.rmtree(self.path)
 
     def prepare(self):
-        """Finds out what the target folder holds, and clears the subfolder unless there is a journal of this job."""
+        """Reads the target folder's state, and clears the subfolder unless there is a journal of this job."""
         files.remove_temporaries(self.path)
         if (self.path / META).exists():  # complete, but a kill came while it was moved
             self.move_into_place()

@@ -1,4 +1,4 @@
-"""Files of a corpus of any size: the kinds that there are, and the texts. records.py reads the other kinds."""
+"""Files of a corpus of any size: their kinds, and the texts. records.py reads the other kinds."""
 
 import codecs
 import contextlib

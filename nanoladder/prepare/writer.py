@@ -213,7 +213,7 @@ def describe(work, encoding, corpus, documents, counts, extra):
 
 
 def summary(folder, meta):
-    """Returns one line that says what the folder holds and how to train on it."""
+    """Returns one line on the folder's contents and the command that trains on it."""
     folder = Path(folder).resolve()
     dataset = folder.name if folder.parent == DATA_DIR else folder
     splits = ", ".join(f"{split} {n_tokens:,} tokens" for split, n_tokens in meta["tokens"].items())

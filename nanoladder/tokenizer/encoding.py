@@ -126,7 +126,7 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
 def cut_runs(text: str) -> Iterator[str]:
     """Yields the parts of a text, at least one: whitespace is cut after every LONGEST_RUN characters in a row.
 
-    All that cuts a text into tokens begins here, so the same text gives the same ids everywhere.
+    Every encoding begins here, so the same text gives the same ids everywhere.
     """
     begin = 0
     for place in range(LONGEST_RUN, len(text), LONGEST_RUN):  # a longer run covers one of these places
