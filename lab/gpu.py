@@ -1,6 +1,6 @@
 """Takes all measurements that need an NVIDIA GPU, part by part: bash lab/gpu.sh [--minutes=9]
 
-Each part is a command with its own log and results; repeated, this command runs the parts that are left. A part
+Each part is a command with its own log and results; repeated, this command runs the remaining parts. A part
 that lacks a package or a dataset is skipped. The exit code is 1 if something is wrong; a part that was skipped or ran
 out of time does not count as wrong.
 """
@@ -29,7 +29,7 @@ SHOWN = 40  # lines of a log, at most
 FAULT, MISSING = re.compile(r"WRONG|Error: |exit code|killed by the system"), "No module named"
 TINY = ["--device=cpu", "--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=32", "--batch_size=4"]
 TINY += ["--micro_batch_size=0", "--compile=False"]
-REHEARSED = {  # a word of a command: what makes its rehearsal short; of an option given twice, the last counts
+REHEARSED = {  # a word of a command: words that shorten its rehearsal; of an option given twice, the last counts
     "train.py": ["--max_steps=20", "--eval_windows=8"],
     "profile.py": ["--minutes=0.1"],
     "--mode=ladder": ["--stages=naive,flash"],
@@ -154,7 +154,7 @@ def end(process):
 
 
 def faults(folder, state):
-    """Lists what is wrong: parts that failed, and lines of tables with losses unlike naive's or a failed row."""
+    """Lists faults: failed parts, and lines of tables with losses unlike naive's or a failed row."""
     wrong = [f"{name}: {now}" for name, now in state.items() if now.startswith("failed")]
     for path in sorted(folder.glob("*/table.md")):
         lines = [line for line in path.read_text().splitlines() if FAULT.search(line) and MISSING not in line]

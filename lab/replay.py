@@ -52,7 +52,7 @@ def replay(config, step):
     with torch.compiler.set_stance("force_eager"):  # compiled code calls no hooks
         print_sequences(model, batch, data.TrainingBatches(split, config).windows(step), config)
         not_finite = find_not_finite(model)
-        eager = dataclasses.replace(config, cuda_graph=False)  # nor does a recorded graph
+        eager = dataclasses.replace(config, cuda_graph=False)  # nor does a captured graph
         loss, grad_norm = train.train_step(model, optimizer, scaler, batch, lr, eager)
     not_finite["update"] = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
     print(f"step {step}: loss {float(loss)}, gradient norm {float(grad_norm)}, learning rate {lr:.3g}")

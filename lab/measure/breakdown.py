@@ -8,7 +8,7 @@ from nanoladder import machine
 from nanoladder.checkpoint.state import plain_parts
 
 # Kinds of work. An operator is of the first kind with a word in its name or in that of one of its callers; a kernel is
-# of the first kind with a word in its own name or in those of the operators that launched it. A CUDA graph launches
+# of the first kind with a word in its own name or in that of an operator that launched it. A CUDA graph launches
 # kernels without operators, hence the names of kernels, by PyTorch, cuBLAS and cuDNN.
 KINDS = {
     "data": ["data wait"],
@@ -29,7 +29,7 @@ BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "Compile
 
 
 def allocated(profiler, on_gpu):
-    """Yields (nanoseconds, bytes allocated since the start) after each allocation and release that a profiler saw."""
+    """Yields (nanoseconds, bytes allocated since the start) after each allocation and release in a profile."""
     device_type = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
     events = profiler.profiler.kineto_results.events()
     changes = (event for event in events if event.name() == "[memory]" and event.device_type() == device_type)

@@ -163,7 +163,7 @@ def attempt(names, side, function, *arguments):
 def compare(options, config, ask, runs):
     """Returns {side: the figures of all processes}, and the Interval of this version's change of the metric.
 
-    Stops at the first look at which a change is seen, or at which no round has shown any, else after the last round.
+    Stops at the first look that shows a significant change, or no change in any round, else after the last round.
     Raises Wrong if the versions do not train the same.
     """
     metric, (numbers, level) = METRICS[options.metric], looks(options.rounds)
@@ -189,7 +189,7 @@ def compare(options, config, ask, runs):
                 return number, None
             some = changes[:number]
             change = intervals({metric: some}, level)[metric] if any(some) else UNCHANGED
-            if change.seen or change is UNCHANGED:
+            if change.significant or change is UNCHANGED:
                 break
         return number, change
 
@@ -243,7 +243,7 @@ def require_comparable(measured, seed):
 def decide(metric, change):
     """Returns the verdict as a sentence, with its figures."""
     kind, text = "unchanged", f"no change of {metric.heading}"
-    if change.seen:
+    if change.significant:
         kind, words = ("worse", metric.worse) if change.middle > 0 else ("better", metric.better)
         middle, *ends = (metric.text(each).lstrip("-") for each in (change.middle, *sorted(change[1:], key=abs)))
         text = f"{words} by {middle}" + f" ({' to '.join(ends)})" * (change.low < change.high)

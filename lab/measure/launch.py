@@ -1,4 +1,4 @@
-"""Starts the processes that measure, and returns what they find.
+"""Starts the processes that measure, and returns their results.
 
 A measurement is a function, called in a separate process (run_alone) or in several that find one another, as
 torchrun starts them (run_together). One that takes a `turn` lives on: it hands over figures, and waits until it is
@@ -138,12 +138,12 @@ def work(rank, connections, streams, environment, live, function, args, options)
     if live:
         options["turn"] = functools.partial(turn, connections[rank])
     try:
-        found = function(*args, **options), None
+        answer = function(*args, **options), None
         parallel.destroy_process_group()
     except Exception as error:  # its frames, and so the loaders that they hold, end here
-        found = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
-    connections[rank].send(found)
-    if found[1]:
+        answer = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
+    connections[rank].send(answer)
+    if answer[1]:
         end_workers()  # an error that a worker raised holds its loader
         sys.exit(1)
 
@@ -173,7 +173,7 @@ def ended(process):
 
 @functools.cache
 def context():
-    """The way in which processes start. The fork server keeps this process's environment as of the first start."""
+    """Returns the context of new processes. The fork server keeps this process's environment as of the first start."""
     if sys.platform != "linux":  # on macOS, its libraries do not survive a fork
         return multiprocessing.get_context("spawn")
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -183,7 +183,7 @@ def context():
 
 
 def reason(error):
-    """Says in one line why a measurement failed."""
+    """Returns the reason why a measurement failed, in one line."""
     if is_out_of_memory(error):
         return "out of memory"
     if full := full_shared_memory(error):
@@ -234,6 +234,6 @@ class Command:
 
 
 def reason_of_exit(process):
-    """Says in one line why a process of subprocess.run, whose stderr was captured as text, failed."""
+    """Returns the reason why a process of subprocess.run, its stderr captured as text, failed, in one line."""
     last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
     return KILLED if process.returncode == -9 else last.removeprefix("error: ")

@@ -29,7 +29,7 @@ from nanoladder.entry import run_script
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
 
-WARMUP = 2  # steps before the clock starts: the first compiles, the second records a CUDA graph; both touch new memory
+WARMUP = 2  # steps before the clock starts: the first compiles, the second captures a CUDA graph; both touch new memory
 COMPARED = 5  # number of steps whose losses are compared with naive's
 HIGHEST_RATE = 1e-3  # of those steps
 WINDOW = 0.5  # seconds to time
@@ -47,8 +47,8 @@ def main(argv):
 
     try:
         options = {"turn": turn} if measurement == "time" else {}
-        found = MEASUREMENTS[measurement](load_config(words), **options)
-        print(json.dumps(found), file=answers, flush=True)
+        figures = MEASUREMENTS[measurement](load_config(words), **options)
+        print(json.dumps(figures), file=answers, flush=True)
     except Exception as error:
         sys.exit(f"error: {reason(error)}")
 
@@ -102,7 +102,7 @@ class Clock:
 
     def start(self, resident=None):
         """Starts the clock, after all imports. resident: bytes before anything was built, if that was not now."""
-        self.resident_before, self.found = resident or resident_before(), {}
+        self.resident_before, self.times = resident or resident_before(), {}
         self.phases = self.measure()
         self.next(None)
 
@@ -111,7 +111,7 @@ class Clock:
         if len(self.losses) < COMPARED:
             self.losses.append(loss)
         self.left -= 1
-        return not self.left and self.next((synchronized_time(self.device) - self.begin) / self.steps)
+        return not self.left and self.next((synchronized_time(self.device) - self.started) / self.steps)
 
     def next(self, seconds):
         """Ends some steps, each of which took these seconds, and begins the next. Returns True if there are none."""
@@ -119,25 +119,25 @@ class Clock:
             self.left = self.steps = self.phases.send(seconds)
         except StopIteration:
             return True
-        self.begin = synchronized_time(self.device)
+        self.started = synchronized_time(self.device)
         return False
 
     def measure(self):
         """Yields numbers of steps to take, and is sent the seconds of each."""
-        self.found["first_step_seconds"] = yield 1
+        self.times["first_step_seconds"] = yield 1
         machine.reset_peak_memory(self.device)  # it may be the compiler's
-        self.found["seconds"] = yield WARMUP - 1
-        while (request := self.turn({"seconds": self.found["seconds"]})) is not None:
-            seconds = torch.tensor(self.found["seconds"], device=self.device)
+        self.times["seconds"] = yield WARMUP - 1
+        while (request := self.turn({"seconds": self.times["seconds"]})) is not None:
+            seconds = torch.tensor(self.times["seconds"], device=self.device)
             seconds = float(parallel.all_reduce_mean(seconds))  # so that all processes take the same number of steps
             if lead := int(LEAD * request / seconds):  # after others' turns, caches are cold and batches wait
                 yield lead
-            self.found["seconds"] = yield max(1, round(request / seconds))
+            self.times["seconds"] = yield max(1, round(request / seconds))
 
     def figures(self):
         """Seconds of a step and of the first one, and peak resident memory above the start's."""
         peak = resident_bytes("VmHWM")
-        return self.found | {"resident_bytes": peak and peak - self.resident_before}
+        return self.times | {"resident_bytes": peak and peak - self.resident_before}
 
 
 def compared(config):
@@ -193,11 +193,11 @@ def exchange(config, threads=None):
         peak = max(now for _, now in allocated(profiler, on_gpu=False))
     with Counter() as counter:
         loop.step()
-    found = {"sent": dict(counter.sent), "peak": max(parallel.gather_objects(peak))}
+    figures = {"sent": dict(counter.sent), "peak": max(parallel.gather_objects(peak))}
     if (n := parallel.mesh().sizes.pipeline) > 1:
-        own = share_of_process(config, parallel.world_size())
-        found["bubble"] = predict_bubble(config.pipeline_schedule, n, own.batch_size // own.micro_batch_size)
-    return found
+        share = share_of_process(config, parallel.world_size())
+        figures["bubble"] = predict_bubble(config.pipeline_schedule, n, share.batch_size // share.micro_batch_size)
+    return figures
 
 
 def profile_step(config):
@@ -205,7 +205,7 @@ def profile_step(config):
 
     The first step compiles: no process of this row has done so before.
 
-    A CUDA graph is recorded in step WARMUP: the allocator sees no memory in the steps that replay it.
+    A CUDA graph is captured in step WARMUP: the allocator sees no memory in the steps that replay it.
     """
     on_gpu = machine.choose_device(config.device).type == "cuda"
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as memory_profiler:

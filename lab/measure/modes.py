@@ -1,4 +1,4 @@
-"""Runs the modes of profile.py. Those defined here measure rows (rows.py) on this machine, round by round.
+"""Runs the modes of profile.py. Those defined here measure rows (configs.py) on this machine, round by round.
 
 Every figure comes from train.py's own train_step on real batches, in separate processes (measurements.py), forked from
 one that has imported all they need (launch.py). The first process of a row trains on the same batches as the first

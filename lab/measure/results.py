@@ -49,13 +49,13 @@ def read_results(path):
     return results_of(*runs.read(path, STEPS))
 
 
-def results_of(conditions, found):
+def results_of(conditions, runs):
     """The runs of the modes that measure steps, as {**conditions, "modes": {mode: {"limits": [...], "rows": {...}}}}.
 
     A row has its words, a note if it was not measured, and for each measurement a list of figures, in order.
     """
     modes = {}
-    for run in found:
+    for run in runs:
         mode, name, what = (run.row.get(key) for key in ("mode", "name", "what"))
         part = modes.setdefault(mode, {"limits": [], "rows": {}})
         row = part["rows"].setdefault(name, {}) if name else part

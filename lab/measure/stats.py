@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEVEL = 0.95  # probability that all intervals of a table hold at once
+LEVEL = 0.95  # level of simultaneous intervals: the probability that all of a table hold
 LOOKED = 0.97  # the level at which they do so although rows are looked at after every round, and left out once narrow
 LEAST = 3  # rounds that an interval needs: with two it would span powers of ten
 DRAWS = 10_000  # simulated tables
@@ -36,7 +36,7 @@ class Interval(NamedTuple):
     high: float
 
     @property
-    def seen(self):
+    def significant(self):
         """True if the interval excludes zero, no difference."""
         return self.low > 0 or self.high < 0
 
@@ -49,11 +49,11 @@ def intervals(samples, level=LEVEL):
     nulls = [simulated(len(rows), len(row)) for row in rows]
     spreads = np.array([spread(row) / null.spread for row, null in zip(rows, nulls, strict=True)]) + TINY
     inequality = simulated(len(rows), min(map(len, rows))).inequality_of(spreads)
-    found = {}
+    result = {}
     for name, row, null, noise in zip(samples, rows, nulls, scale(spreads), strict=True):
         middle, margin = float(trimmed_mean(row)), float(critical(*null.size, inequality, level) * null.error * noise)
-        found[name] = Interval(middle, middle - margin, middle + margin)
-    return found
+        result[name] = Interval(middle, middle - margin, middle + margin)
+    return result
 
 
 def p_value(differences):
@@ -61,7 +61,7 @@ def p_value(differences):
     row = np.array(differences)
     null = simulated(1, len(row))
     error = (spread(row) / null.spread + TINY) * null.error
-    tail = float((null.gains / null.own >= abs(trimmed_mean(row)) / error).mean()) / 2
+    tail = float((null.gains / null.relative_spreads >= abs(trimmed_mean(row)) / error).mean()) / 2
     return tail if trimmed_mean(row) > 0 else 1 - tail
 
 
@@ -94,8 +94,8 @@ def scale(spreads):
 class Null:
     """Simulated tables of rows that gain nothing, in units of their noise. size: the rows, and the rounds of each.
 
-    spread: the mean of a row's. error: the standard error of its trimmed mean. gains, own: of each table's rows, their
-    trimmed means in these errors, and their spreads.
+    spread: the mean of a row's. error: the standard error of its trimmed mean. gains, relative_spreads: of
+    each table's rows, their trimmed means in these errors, and their spreads over `spread`.
     """
 
     def __init__(self, n_rows, n_rounds):
@@ -103,9 +103,9 @@ class Null:
         noise = random.standard_t(TAILS, (DRAWS, n_rows, n_rounds))
         means, spreads, self.size = trimmed_mean(noise), spread(noise), (n_rows, n_rounds)
         self.spread, self.error = spreads.mean(), math.sqrt(np.square(means).mean())
-        self.gains, self.own = abs(means) / self.error, spreads / self.spread
-        self.factors = random.standard_normal(self.own.shape)
-        self.by_chance = np.quantile(log_mean_over_median(self.own), BY_CHANCE)
+        self.gains, self.relative_spreads = abs(means) / self.error, spreads / self.spread
+        self.factors = random.standard_normal(self.relative_spreads.shape)
+        self.by_chance = np.quantile(log_mean_over_median(self.relative_spreads), BY_CHANCE)
 
     def inequality_of(self, spreads):
         """Estimates how unequal rows' noise is, from their spreads: the standard deviation of its logarithm.
@@ -123,7 +123,7 @@ def critical(n_rows, n_rounds, inequality, level):
     """The half width of the intervals at a level, in standard errors, in tables whose rows are so unequally noisy."""
     null = simulated(n_rows, n_rounds)
     factors = np.exp(inequality * null.factors)
-    return np.quantile((factors * null.gains / scale(factors * null.own)).max(1), level)
+    return np.quantile((factors * null.gains / scale(factors * null.relative_spreads)).max(1), level)
 
 
 def log_mean_over_median(spreads):
@@ -178,12 +178,12 @@ def mean_ratio(logs):
 
 
 def times(interval):
-    """Formats the Interval of a logarithm as times as fast: 1.84× (1.81–1.87), or ≈ 1 (0.98–1.03) if not seen."""
+    """Formats the Interval of a logarithm as times as fast: 1.84× (1.81–1.87), else ≈ 1 (0.98–1.03)."""
     middle, low, high = map(math.exp, interval)
-    return f"{f'{middle:.2f}×' if interval.seen else '≈ 1'} ({low:.2f}–{high:.2f})"
+    return f"{f'{middle:.2f}×' if interval.significant else '≈ 1'} ({low:.2f}–{high:.2f})"
 
 
 def in_words(samples):
     """{name: times()} of {name: logarithms of ratios, by round}; the mean ratio alone of fewer rounds than LEAST."""
-    found = intervals({name: logs for name, logs in samples.items() if len(logs) >= LEAST})
-    return {name: times(found[name]) if name in found else f"{mean_ratio(logs):.2f}×" for name, logs in samples.items()}
+    known = intervals({name: logs for name, logs in samples.items() if len(logs) >= LEAST})
+    return {name: times(known[name]) if name in known else f"{mean_ratio(logs):.2f}×" for name, logs in samples.items()}

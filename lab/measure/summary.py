@@ -27,22 +27,22 @@ def summarize(results, mode):
         row = {"name": name, "note": measured["note"], "dropout": results["keys"]["dropout"]}
         row["another_update"] = measured.get("another_update", False)
         rows.append(row)
-        timed, found = measured.get("time"), {}
+        timed, figures = measured.get("time"), {}
         for kind in ("profile", "exchange", "curve", *(["time"] if mode == "peers" else [])):
-            found |= (measured.get(kind) or [{}])[0]
-        row |= {key: figure for key, figure in found.items() if figure}
+            figures |= (measured.get(kind) or [{}])[0]
+        row |= {key: figure for key, figure in figures.items() if figure}
         if timed:
             compiled = measured.get("profile", [{}])[0].get("first_step_seconds")
             row |= timing(timed, machine["gpu"], compiled)
-        if "sent" in found:
-            row |= {"processes": int(name), "sent": ring_bytes(found["sent"], int(name))}
-        if "losses" in found:
-            first = first or found
-            row |= {"loss": found["losses"][-1]} | gap(found, first)
-        if "memory" in found:
-            row |= {"peak": found["memory"]["peak"], "shares": shares(found, row, machine["gpu"])}
-        if timed and "memory" in found:
-            row |= utilization(found, row["tokens_per_s"], part["limits"], machine["datasheet_flops"])
+        if "sent" in figures:
+            row |= {"processes": int(name), "sent": ring_bytes(figures["sent"], int(name))}
+        if "losses" in figures:
+            first = first or figures
+            row |= {"loss": figures["losses"][-1]} | gap(figures, first)
+        if "memory" in figures:
+            row |= {"peak": figures["memory"]["peak"], "shares": shares(figures, row, machine["gpu"])}
+        if timed and "memory" in figures:
+            row |= utilization(figures, row["tokens_per_s"], part["limits"], machine["datasheet_flops"])
         predicted = (measured.get("predicted") or [{}])[0]
         row |= {"predicted": predicted["memory"]} if "memory" in predicted else {}
         if timed and (bounds := predicted.get("bounds")):

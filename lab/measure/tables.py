@@ -107,7 +107,7 @@ def wrapped(text):
 
 def conclusion(rows):
     """The conclusion of a mode: rows that are wrong, and the best ones."""
-    said = [f"WRONG: the losses of {row['name']} are not {rows[0]['name']}'s." for row in rows if is_wrong(row)]
+    sentences = [f"WRONG: the losses of {row['name']} are not {rows[0]['name']}'s." for row in rows if is_wrong(row)]
     best = {
         "Fastest": lambda row: (-row["tokens_per_s"], f"{row['tokens_per_s']:,.0f} tokens/s, {row['name']}"),
         "Smallest": lambda row: (row["peak"], f"{row['peak'] / 1e9:.3f} GB of tensors, {row['name']}"),
@@ -115,8 +115,8 @@ def conclusion(rows):
     }
     for what, figure in best.items():
         if figures := list(filter(None, (cell(figure, row) for row in rows))):
-            said.append(f"{what}: {min(figures)[1]}.")
-    return " ".join(said)
+            sentences.append(f"{what}: {min(figures)[1]}.")
+    return " ".join(sentences)
 
 
 def run_in_words(cost, device, n_steps, mfu, world_size, price):

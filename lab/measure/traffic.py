@@ -13,7 +13,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"
 def kind_of(operator):
     """The kind of message of a c10d operator, which DDP, FSDP2 and pipelines call, or of a functional one of DTensor.
 
-    None of any other. Their names are those of the kinds with other underscores, and more words.
+    None for any other. An operator's name is its kind's with other underscores, and more words.
     """
     if operator.namespace in ("c10d", "_c10d_functional"):
         name = operator._schema.name.replace("_", "")
@@ -24,7 +24,7 @@ def kind_of(operator):
 class Counter(TorchDispatchMode):
     """Counts this process's collectives and sends, {kind: [calls, bytes]}, in eager code (sent).
 
-    Bytes are those of the larger of a call's input and output: an all_gather's output, a reduce_scatter's input. A
+    Bytes count the larger of a call's input and output: an all_gather's output, a reduce_scatter's input. A
     ring sends (n-1)/n of them, an all_reduce twice that. Groups of one process send nothing and are left out.
     """
 

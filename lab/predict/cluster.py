@@ -1,4 +1,4 @@
-"""Plans runs on many GPUs: predicts the memory and the time of a step in every layout, and ranks those that fit.
+"""Plans runs on many GPUs: predicts the memory and the time of a step in every layout, and ranks the layouts that fit.
 
 python -m lab.predict.cluster config/x.py --gpus=64 [--memory_gb=80] [--key=value ...]
 
@@ -66,8 +66,8 @@ def sizes_of(config):
 class Step(NamedTuple):
     """A step of one process: seconds of each part and in all, bubble (a share of one), bytes of memory.
 
-    tensor, context, pipeline: what each dimension sends, none of it hidden. data: what weights and gradients take;
-    exposed: the part of it that does not hide.
+    tensor, context, pipeline: each dimension's traffic, none of it hidden. data: the traffic of weights and gradients;
+    exposed: the part of it that is not hidden.
     """
 
     n_micro: int
@@ -179,8 +179,8 @@ def fastest(config, sizes, n_gpus, memory_gb=80):
     A layout is simpler without a pipeline, then without tensor or context parallelism, recomputing or sharding, and
     then with larger micro-batches.
     """
-    found = [(layout, predict_step(layout, sizes, n_gpus)) for layout in layouts(config, n_gpus)]
-    fitting = [pair for pair in found if pair[1].memory <= (1 - FREE) * memory_gb * 1e9]
+    candidates = [(layout, predict_step(layout, sizes, n_gpus)) for layout in layouts(config, n_gpus)]
+    fitting = [pair for pair in candidates if pair[1].memory <= (1 - FREE) * memory_gb * 1e9]
     least = min((step.seconds for _, step in fitting), default=0.0)
 
     def order(pair):
@@ -243,13 +243,13 @@ def main(argv):
     if not config.vocab_size:
         raise BadInput("vocab_size=0: the time of a step depends on it; expected a number, such as --vocab_size=50257")
     sizes = sizes_of(config)
-    found = fastest(config, sizes, options.gpus, options.memory_gb)
-    if not found:
+    plans = fastest(config, sizes, options.gpus, options.memory_gb)
+    if not plans:
         raise BadInput(
             f"--gpus={options.gpus}: no layout of batch_size={config.batch_size} fits {options.memory_gb:g} GB; "
             "expected more memory, more GPUs or, if they outnumber the sequences, a larger batch"
         )
-    print(texts({str(i): row(*pair, options.gpus, sizes.flops) for i, pair in enumerate(found[:10], 1)}))
+    print(texts({str(i): row(*pair, options.gpus, sizes.flops) for i, pair in enumerate(plans[:10], 1)}))
     print(f"\nOf layouts within {CLOSE - 1:.0%} of the fastest, the simplest comes first.")
 
 

@@ -198,7 +198,7 @@ def without_kernels(ledger):
             # Neither vectors nor a compiler's dialect change a buffer, but it takes a C++ compiler to find out.
             patch.multiple(cpu_vec_isa, pick_vec_isa=lambda: cpu_vec_isa.invalid_vec_isa),
             patch.multiple(cpp_builder, is_msvc_cl=lambda: False, is_gcc=lambda: False),
-            # For a CPU the compiler stores results that it computes again for a GPU: in float32 those of each tanh.
+            # For a CPU the compiler stores results that it recomputes for a GPU: in float32 each tanh's.
             patch.multiple(ir, is_cpu=lambda _: not ledger.on_cuda),
             inductor_config.patch(fx_graph_cache=False),
             torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),

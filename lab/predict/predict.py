@@ -30,8 +30,8 @@ def predict_memory(config, device_type="cpu", world_size=1):
     may keep on a CPU. Raises BadInput if the config leaves the step open, does not divide among the processes, or the
     optimizer's package is missing.
     """
-    config, traced, found = traces(config, device_type, world_size)
-    memory, _ = max(found, key=lambda process: process[0].peak)
+    config, traced, processes = traces(config, device_type, world_size)
+    memory, _ = max(processes, key=lambda process: process[0].peak)
     n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
     inputs = n_batches * config.batch_size // traced.batch_size * memory.inputs
     return dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
@@ -47,12 +47,12 @@ def predict_time(config, device, device_type="cpu", world_size=1):
         config = dataclasses.replace(config, dtype=device.dtypes()[-1])
     if config.cuda_graph and world_size == 1 and machine.can_capture(config, torch.device(device_type)):
         device = dataclasses.replace(device, launch_seconds=devices.LAUNCH_IN_GRAPH)  # the host runs ahead of it
-    share, traced, found = traces(dataclasses.replace(config, compile=False), device_type, world_size)
+    share, traced, processes = traces(dataclasses.replace(config, compile=False), device_type, world_size)
     passes = share.batch_size / traced.batch_size
     tf32 = device_type == "cuda" and config.matmul_precision != "highest"
     keeps_memory = device_type == "cuda" or config.keep_memory
     times = []
-    for _, work in found:
+    for _, work in processes:
         runs = roofline.fuse(work, update=config.optimizer == "adamw8bit") if config.compile else work
         times.append(roofline.least_time(runs, device, passes, tf32, keeps_memory))
     return max(times, key=lambda time: time.seconds)
@@ -74,7 +74,7 @@ def traces(config, device_type, world_size):
         # Fields that allocate nothing, or cannot be traced: configs that differ in them share a trace.
         **{"lazy_metrics": True, "num_workers": 0, "keep_memory": True, "matmul_precision": "highest"},
         ddp=False,
-        # Of a step that is recorded at once; the peak of several micro-batches is in a later one
+        # Of a step that is captured as a whole; the peak of several micro-batches is in a later one
         cuda_graph=config.cuda_graph
         and world_size * config.batch_size == config.micro_batch_size
         and machine.can_capture(config, torch.device(device_type)),

@@ -136,7 +136,7 @@ def is_changed(name, argument):
 def arithmetic(operator, args, kwargs, result, named, tensors):
     """(dtype, FLOP) of a call: of products of matrices by PyTorch's formulas; else one for each number, with dtype "".
 
-    A causal attention kernel skips what the mask hides. Its exponentials do not count.
+    A causal attention kernel skips the masked half. Its exponentials do not count.
     """
     packet = operator.overloadpacket
     if packet not in FORMULAS:

@@ -39,11 +39,11 @@ aten = torch.ops.aten
 class Memory:
     """Bytes of one process's tensors in a step, from the second step on, when the optimizer has its state.
 
-    weights: those that the process keeps, and those gathered from others at the end of the forward. activations: all
-    that the forward of one micro-batch, or in a pipeline of all that are in flight, keeps for the backward, with
-    autocast's half-precision copies of the weights. temporary: the peak less all that is alive at the end of the
-    forward. The parts add up to the peak if gradients are kept between steps; if they are dropped, they grow while
-    activations are freed, and are within temporary.
+    weights: the process's own, and gathered ones at the end of the forward. activations: kept for the backward by the
+    forward of one micro-batch, or in a pipeline of all micro-batches in flight, with autocast's half-precision copies
+    of the weights. temporary: the peak less all bytes alive at the end of the forward. The parts add up
+    to the peak if gradients are kept between steps; if they are dropped, they grow while activations are freed, and are
+    within temporary.
     """
 
     weights: int
@@ -164,7 +164,7 @@ class Ledger(TorchDispatchMode):
     def scratch_in_blocks(self, function, args):
         """Bytes that block attention holds besides its results, for a few heads at a time.
 
-        That is for the first two parts of the heads: the copies of one are alive until those of the next replace them.
+        Counts the first two parts of the heads: the copies of one part live until the next part's replace them.
         """
         *_, part = itertools.islice(attention.heads_at_a_time(args[0]), 2)
         both = tuple(slice(0, indices.stop) for indices in part)  # (sequences, heads)
@@ -231,7 +231,7 @@ def trace(config, device_type, world_size, rank):
         kept = 0 if config.set_to_none or config.optimizer_in_backward else gradients
     inputs = sum(part.nbytes for part in batch)
     workspaces = cublas_workspaces() if ledger.on_cuda else 0
-    if config.cuda_graph:  # whose first forward is recorded before the backward's thread has its workspace
+    if config.cuda_graph:  # whose first forward is captured before the backward's thread has its workspace
         ledger.forward_peak -= workspaces // 2
     peak = max(ledger.forward_peak, ledger.peak) + workspaces
     memory = Memory(

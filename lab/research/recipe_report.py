@@ -124,7 +124,7 @@ def of_step(runs, row, what, figure):
 
 def describe_change(change):
     """Describes the Interval of a change; if it is not significant, with the largest change that it may hide."""
-    if change.seen:
+    if change.significant:
         return "holds" if change.middle > 0 else "costs"
     return f"not significant (± {math.expm1(change.high - change.middle):.0%})"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nanoladder import files
 from nanoladder.errors import reading
-from nanoladder.run.tracker import begin_tracking
+from nanoladder.run.tracker import init_wandb
 
 METRICS = "metrics.jsonl"  # in out_dir
 COLUMNS = [  # key, label and format of each value in a line on the terminal
@@ -79,9 +79,9 @@ def plot(rows, path, title, counted):
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for key, label, style in (("train_loss", "train", "-"), ("val_loss", "validation", "o-")):
-        found = [row for row in rows if key in row]
-        axes.plot([row["step"] for row in found], [row[key] for row in found], style, label=label, markersize=4)
-        title += f", {label} {found[-1][key]:.3f}" if found else ""
+        measured = [row for row in rows if key in row]
+        axes.plot([row["step"] for row in measured], [row[key] for row in measured], style, label=label, markersize=4)
+        title += f", {label} {measured[-1][key]:.3f}" if measured else ""
     draw_counted(axes, counted)
     axes.set_title(title, parse_math=False)  # a folder's name, which may have a $
     axes.set(xlabel="step", ylabel="loss (nats per token)")
@@ -108,7 +108,7 @@ class Metrics:
         self.folder = Path(config.out_dir)
         self.path = self.folder / METRICS
         self.write_all()
-        self.tracker = begin_tracking(config)
+        self.tracker = init_wandb(config)
 
     def write(self, row):
         """Stores one row of metrics and prints it as a line."""

@@ -77,8 +77,8 @@ def halve_micro_batch(config, error):
     if not size or parallel.world_size() > 1:
         return explain(error, size)
     print(f"micro_batch_size={error.config.micro_batch_size} does not fit ({error}): trying {size}", flush=True)
-    found = checkpoint.list_checkpoints(Path(config.out_dir))
-    return dataclasses.replace(config, init_from="resume") if found else config
+    checkpoints = checkpoint.list_checkpoints(Path(config.out_dir))
+    return dataclasses.replace(config, init_from="resume") if checkpoints else config
 
 
 def half_of_micro_batch(config):

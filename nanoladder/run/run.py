@@ -74,7 +74,7 @@ def prepare(config, dataset, device, learning_rate):
     rows = earlier_rows(config.out_dir, step) if parallel.rank() == 0 else []
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(hold_out_dir(config, is_new=not step))
-        print(start.said + say_rate(start, config, learning_rate), end="")
+        print(start.message + say_rate(start, config, learning_rate), end="")
         print_header(config, dataset, device, attention)
         counted = {}
         if config.eval_interval and parallel.rank() == 0:

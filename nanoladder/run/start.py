@@ -31,7 +31,7 @@ from nanoladder.tokenizer.encoding import identify
 CONFIG = "config.json"  # in out_dir
 OWN_STARTS = ("scratch", "resume", "auto")  # values of init_from that name no model from elsewhere
 SCHEDULE = ("learning_rate", "min_lr", "warmup_steps", "lr_decay_steps", "max_steps", "schedule")
-OF_A_COMMAND = ("out_dir", "init_from", "new_data")  # keys that do not affect training
+INERT_KEYS = ("out_dir", "init_from", "new_data")  # keys that do not affect training
 
 
 # -- the config
@@ -52,14 +52,14 @@ def load_config(argv, options=()):
     paths, tops, given = parse_arguments(argv, options)
     files = [*paths, *ladder_files(tops)]
     values = apply(files, given, DEFAULTS)
-    if base := keys_of_start(values, alone=not paths):
+    if base := inherited_keys(values, alone=not paths):
         values = apply(files, given, DEFAULTS | base)
     config = Config(**values)
     check(config)
     return config
 
 
-def keys_of_start(values, alone):
+def inherited_keys(values, alone):
     """Returns the keys, {key: value}, that a run with these values inherits from its start. Raises BadInput.
 
     alone: if there are no config files, so that a resumed run continues as it was configured.
@@ -69,8 +69,8 @@ def keys_of_start(values, alone):
     folder = Path(values["out_dir"])
     if values["init_from"] == "scratch" or not checkpoint.list_checkpoints(folder):
         return {}
-    own = read_config(folder / CONFIG)
-    return {key: own[key] for key in own if (key not in OF_A_COMMAND if alone else key in checkpoint.SHAPE)}
+    saved = read_config(folder / CONFIG)
+    return {key: saved[key] for key in saved if (key not in INERT_KEYS if alone else key in checkpoint.SHAPE)}
 
 
 def read_config(path):
@@ -93,11 +93,11 @@ def write_config(folder, config):
 
 
 class Start(NamedTuple):
-    """A run's start, found before its model is built.
+    """A run's start, determined before its model is built.
 
     source, state: path or name of the model to load, and its dict, whose tensors are memory-mapped; None for new
     weights. origin: as checkpoint.snapshot takes it. former_best: step of the best checkpoint if that was chosen by
-    another validation, else 0. said: a text to print.
+    another validation, else 0. message: a text to print.
     """
 
     origin: dict
@@ -106,7 +106,7 @@ class Start(NamedTuple):
     state: dict | None = None
     resumes: bool = False
     former_best: int = 0
-    said: str = ""
+    message: str = ""
 
     def load(self, model, optimizer, scaler):
         """Loads the weights, and of a run that resumes its whole state, once: frees it. Raises BadInput."""
@@ -124,19 +124,19 @@ def find_start(config, dataset):
     Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, if the dataset
     has another tokenizer than the model or has changed, or if the config has another shape.
     """
-    found = checkpoint.list_checkpoints(Path(config.out_dir))
-    if config.init_from == "resume" or (config.init_from == "auto" and found):
+    checkpoints = checkpoint.list_checkpoints(Path(config.out_dir))
+    if config.init_from == "resume" or (config.init_from == "auto" and checkpoints):
         path, state = checkpoint.newest(config.out_dir)
         origin = origin_of(config, dataset, state, path)
-        said = check_data(config, origin["data"], state, path)
+        message = check_data(config, origin["data"], state, path)
         checkpoint.check_resumes(config, state, path)
         progress, former_best, compared = compare_best(config, origin["data"], state, path)
         as_before = f"as it was configured{changes(config, state['config'])}"
-        said = f"continues {path}, step {progress['step']}, {as_before}\n{said}{compared}"
+        message = f"continues {path}, step {progress['step']}, {as_before}\n{message}{compared}"
         if progress["step"] >= config.max_steps:
-            said += f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train\n"
-        return Start(origin, progress, path, state, True, former_best, said)
-    if found:
+            message += f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train\n"
+        return Start(origin, progress, path, state, True, former_best, message)
+    if checkpoints:
         raise BadInput(
             f"{config.out_dir} holds a run: --init_from=resume continues it; for a new one delete the folder, or "
             "choose another --out_dir"
@@ -177,10 +177,10 @@ def check_data(config, data, state, path):
         return ""
     name, same_name = changed[0], config.dataset == state["config"]["dataset"]
     differ = f"{name} has {data[name]}, not {before.get(name)}"
-    said = f"dataset={config.dataset} has other data than those of {path}: {differ}"
+    message = f"dataset={config.dataset} has other data than those of {path}: {differ}"
     if same_name and not config.new_data:
-        raise BadInput(f"{said}; expected the same data, or --new_data=True to continue with these")
-    return f"{said}\n"
+        raise BadInput(f"{message}; expected the same data, or --new_data=True to continue with these")
+    return f"{message}\n"
 
 
 def compare_best(config, data, state, path):
@@ -196,11 +196,11 @@ def compare_best(config, data, state, path):
     lost = step < progress["step"] and not best.exists()  # if it is this step's, it is linked again
     if not step or not (reasons or lost) or progress["step"] >= config.max_steps:
         return progress, 0, ""
-    said = f"{best} is missing"
+    message = f"{best} is missing"
     if reasons:
-        said = f"{', '.join(reasons)}: {best}, of step {step}, becomes {checkpoint.former_best(step)}"
+        message = f"{', '.join(reasons)}: {best}, of step {step}, becomes {checkpoint.former_best(step)}"
     anew = progress | {"best_val_loss": math.inf, "best_step": 0}
-    return anew, step if reasons else 0, f"{said}; the next evaluation is the best so far\n"
+    return anew, step if reasons else 0, f"{message}; the next evaluation is the best so far\n"
 
 
 def say_rate(start, config, learning_rate):
@@ -221,6 +221,6 @@ def say_rate(start, config, learning_rate):
 def changes(config, before):
     """Names the keys whose values differ from the config of a checkpoint, a dict."""
     before, now = DEFAULTS | before, dataclasses.asdict(config)
-    changed = [key for key in now if now[key] != before[key] and key not in OF_A_COMMAND]
+    changed = [key for key in now if now[key] != before[key] and key not in INERT_KEYS]
     text = ", ".join(f"{key}={now[key]} (was {before[key]})" for key in changed)
     return f", but {text}" if changed else ""

@@ -10,7 +10,7 @@ TIMEOUT = 30  # seconds for wandb's server to begin a run, and at the end to tak
 UNTRACKED = SimpleNamespace(log=lambda row, step: None, finish=lambda exit_code: None)  # instead of wandb's run
 
 
-def begin_tracking(config):
+def init_wandb(config):
     """Begins a run on Weights & Biases, named after out_dir, and returns it. If that fails, warns: training goes on.
 
     WANDB_MODE=offline records the run in out_dir/wandb, for `wandb sync`.

@@ -119,11 +119,11 @@ def batch_places(task, namespace, n_sequences):
     The script draws first when its model is built and no step is taken: then the model gets the task's weights. Rows
     that pad its vocabulary become zero.
     """
-    theirs = unwrapped(namespace["model"].state_dict())
+    weights = unwrapped(namespace["model"].state_dict())
     for name, weight in task.model().state_dict().items():
         name = HEAD if name == "head.weight" else gpt2_name(name)
-        if name in theirs:
-            theirs[name].zero_()[: len(weight)].copy_(weight)
+        if name in weights:
+            weights[name].zero_()[: len(weight)].copy_(weight)
     places = torch.arange(n_sequences) * (task.naive.context_length + 1)
     while True:
         yield from places.split(task.naive.batch_size)

@@ -68,7 +68,7 @@ def judged(seed, gain):
             noise = abs(draw.gauss(0, 0.01)) + (draw.expovariate(10) if draw.random() < 0.05 else 0.0)
             values[side] = pace * (1 + noise) * (1 + gain if side == "this" else 1)
         changes.append(judge.METRICS["speed"].change(values["other"], values["this"]))
-        if number in looks and (change := stats.intervals({"speed": changes}, level)["speed"]).seen:
+        if number in looks and (change := stats.intervals({"speed": changes}, level)["speed"]).significant:
             return change.middle
     return 0.0
 

@@ -30,7 +30,7 @@ def share_of_tables(found, n=500, **options):
 
 
 def any_seen(intervals):
-    return any(interval.seen for interval in intervals.values())
+    return any(interval.significant for interval in intervals.values())
 
 
 def test_a_whole_table_of_noise_shows_a_gain_at_most_once_in_20():
@@ -63,7 +63,7 @@ def rows_of(seconds):
 
 def test_two_rounds_have_no_interval():
     seconds = {"naive": [0.250, 0.254, 0.252], "allocator": [0.185, 0.187, 0.186]}
-    assert rows_of(seconds)["allocator"]["naive"].seen
+    assert rows_of(seconds)["allocator"]["naive"].significant
     assert not any(rows_of({name: each[:2] for name, each in seconds.items()}).values())
 
 
@@ -75,7 +75,7 @@ def test_one_slow_round_of_naive_hides_no_gain_and_makes_none(bad):
         seconds[name] = pace * np.roll([1.0, 1.02, 0.99, 1.01, 0.98], number)
     seconds["naive"][bad] *= 1.3
     gains = {name: each["naive"] for name, each in rows_of(seconds).items() if each}
-    assert [name for name, gain in gains.items() if not gain.seen] == ["set_to_none"]
+    assert [name for name, gain in gains.items() if not gain.significant] == ["set_to_none"]
     for name, gain in gains.items():
         assert gain.low <= math.log(0.253 / paces[name]) <= gain.high
 
@@ -83,9 +83,9 @@ def test_one_slow_round_of_naive_hides_no_gain_and_makes_none(bad):
 def test_the_width_of_a_row_s_interval_depends_on_its_own_rounds():
     quiet, noisy = [0.10, 0.11, 0.09, 0.10, 0.11], [0.10, 0.30, -0.10, 0.25, -0.05]
     alike = stats.intervals(dict.fromkeys("abcdef", quiet))
-    assert len(set(alike.values())) == 1 and alike["a"].seen
+    assert len(set(alike.values())) == 1 and alike["a"].significant
     mixed = stats.intervals(dict.fromkeys("abcde", quiet) | {"f": noisy})
-    assert not mixed["f"].seen and mixed["f"].high - mixed["f"].low > 4 * (mixed["a"].high - mixed["a"].low)
+    assert not mixed["f"].significant and mixed["f"].high - mixed["f"].low > 4 * (mixed["a"].high - mixed["a"].low)
 
 
 def test_rows_of_fewer_rounds_have_wider_intervals_and_equal_rounds_none():
