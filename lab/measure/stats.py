@@ -42,7 +42,7 @@ class Interval(NamedTuple):
 
 
 def intervals(samples, level=LEVEL):
-    """{name: Interval} of {name: differences by round}, LEAST or more each; all hold at once at this level."""
+    """{name: Interval} of {name: differences by round}, LEAST or more each; they are simultaneous at this level."""
     if not samples:
         return {}
     rows = [np.array(differences) for differences in samples.values()]

@@ -13,7 +13,7 @@ from lab.measure.summary import row_below, summarize
 WIDTH = 100  # characters of a line on a terminal
 SAME = 0.01  # nats: a loss that differs more from naive's is that of another model
 PER_PROCESS = ("scaling", "scaling-shard")  # modes in which every process has a batch of its own
-INTERVALS = f"In brackets: intervals, of which all hold at once in {LEVEL:.0%} of tables. ≈ 1: no measurable change."
+INTERVALS = f"In brackets: simultaneous {LEVEL:.0%} intervals. ≈ 1: no measurable change."
 KINDS = {  # kind of work: heading
     "gemm": "matrix products",
     "attention": "attention",
