@@ -20,7 +20,6 @@ from operators import attend_in_blocks, count_chunks, head_loss, uses_blocks
 from operators.private import attention_kernels
 
 IGNORE = -100  # target of a padded position; contributes no loss and no gradient
-NORMS = {"layer": nn.LayerNorm, "rms": lambda n_embd, bias: nn.RMSNorm(n_embd, eps=1e-6)}  # Zhang & Sennrich 2019
 
 
 class Rotary(nn.Module):
@@ -97,6 +96,12 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
+def build_norm(config):
+    if config.norm == "rms":
+        return nn.RMSNorm(config.n_embd, eps=1e-6)  # Zhang & Sennrich 2019
+    return nn.LayerNorm(config.n_embd, bias=config.bias)
+
+
 class MLP(nn.Module):
     """Linear layer to 4C, activation, linear layer back to C, (B, T, C) -> (B, T, C)."""
 
@@ -118,9 +123,9 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.attention_norm = NORMS[config.norm](config.n_embd, bias=config.bias)
+        self.attention_norm = build_norm(config)
         self.attention = Attention(config)
-        self.mlp_norm = NORMS[config.norm](config.n_embd, bias=config.bias)
+        self.mlp_norm = build_norm(config)
         self.mlp = MLP(config)
         if config.x0_skip:
             self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))
@@ -163,7 +168,7 @@ class GPT(nn.Module):
             self.previous = Previous()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm = NORMS[config.norm](config.n_embd, bias=config.bias)
+        self.norm = build_norm(config)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
@@ -223,12 +228,13 @@ class GPT(nn.Module):
         elif self.config.activation_checkpointing == "selective":
             for block in blocks:
                 x = recompute(block, x, use_reentrant=False, context_fn=KEEP_PRODUCTS)
+        elif self.config.activation_checkpointing == "every:1":
+            for block in blocks:
+                x = recompute(block, x, use_reentrant=False)
         else:
+            every = int(self.config.activation_checkpointing.removeprefix("every:"))
             for i, block in enumerate(blocks):
-                if i % int(self.config.activation_checkpointing.removeprefix("every:")):
-                    x = block(x)
-                else:
-                    x = recompute(block, x, use_reentrant=False)
+                x = block(x) if i % every else recompute(block, x, use_reentrant=False)
         return self.norm(x)
 
     def logits(self, tokens):

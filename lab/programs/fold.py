@@ -34,7 +34,6 @@ NO_OPS = [
     ("dtype", "float32", "optim.check_finite({0}, {1})", "optim.check_finite"),
     ("dtype", "float32", "Run({0}, {1}, {2})", "Run"),
     ("logit_softcap", 0.0, "{0}", "self.capped"),
-    ("norm", "layer", "nn.LayerNorm", "NORMS[config.norm]"),
     ("x0_skip", False, "", "embedded="),
     ("value_embedding", False, "", "own_value="),
     # In programs that run alone: no checks, and no kernels of other devices.
@@ -245,15 +244,13 @@ class Fold(Edits):
                 self.replace(node, form)
             case ast.arg(arg=name) | ast.keyword(arg=name) if f"{name}=" in self.known:
                 self.drop([node])
-            case ast.Compare() | ast.Call(func=ast.Name(id="int")):
-                with contextlib.suppress(NameError, AttributeError, TypeError, ValueError):
-                    self.replace(node, repr(eval(self.code(node), {"__builtins__": {"int": int}})))
+            case ast.Compare():
+                with contextlib.suppress(NameError, AttributeError, TypeError):
+                    self.replace(node, repr(eval(self.code(node), {"__builtins__": {}})))
             case ast.BinOp(op=ast.Add(), right=ast.Constant(value=0)):
                 self.replace(node, self.code(node.left))
             case ast.BinOp(left=ast.Constant(value=1), op=ast.Mult()):
                 self.replace(node, self.code(node.right))
-            case ast.BinOp(op=ast.Mod(), right=ast.Constant(value=1)):
-                self.replace(node, "0")
             case ast.UnaryOp(op=ast.Not()) if (known := self.truth(node.operand)) is not None:
                 self.replace(node, repr(not known))
             case ast.BoolOp():
@@ -338,7 +335,7 @@ def qualified(value, owner):
 
 
 class Prune(Edits):
-    """Drops unused functions, classes, methods, parameters, imports, assignments and counters of loops."""
+    """Drops unused functions, classes, methods, parameters, imports and assignments."""
 
     def __init__(self, source):
         super().__init__(source)
@@ -372,10 +369,6 @@ class Prune(Edits):
                 needed = name in self.reads[scope] or not pure
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id="self"), attr="config")], value=ast.Name()):
                 needed = "config" in self.attributes[scope.scope]
-            case ast.For(ast.Tuple([ast.Name(name), item]), ast.Call(ast.Name("enumerate"), [items])):
-                if name not in self.reads[scope]:
-                    self.replace(node.target, self.code(item))
-                    self.replace(node.iter, self.code(items))
             case ast.Call(func=ast.Name(id=name)):
                 arguments = dict(enumerate([*node.args, *node.keywords]))
                 self.drop(arguments[n] for n in self.unread.get(name, ()) if n in arguments)

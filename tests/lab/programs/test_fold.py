@@ -10,7 +10,7 @@ from conftest import same, tiny
 import train
 from lab.programs.bundle import OPTIONS
 from lab.programs.fold import NO_OPS, fold
-from model import GPT, NORMS, Attention, Block
+from model import GPT, Attention, Block
 from nanoladder import optim, parallel
 from nanoladder.config import DEFAULTS
 from nanoladder.config.stages import fields_up_to
@@ -63,7 +63,7 @@ def test_a_loop_over_one_item_is_its_body():
 
 # -- calls that do nothing while their stage is off
 
-OFF = {"ddp": "False", "dtype": "'float32'", "norm": "'layer'", "value_embedding": "False"}
+OFF = {"ddp": "False", "dtype": "'float32'", "value_embedding": "False"}
 
 
 def test_calls_that_do_nothing_are_not_shown():
@@ -74,7 +74,6 @@ def test_calls_that_do_nothing_are_not_shown():
         ("scaler.unscale_(optimizer)\ng(x)", "g(x)"),
         ("with autocast(config, device):\n    x = g(x)\nscaler.scale(x).backward()", "x = g(x)\nx.backward()"),
         ("return partial(block, embedded=x, own_value=y)", "return partial(block, embedded=x)"),
-        ("return NORMS[config.norm](n)", "return nn.LayerNorm(n)"),
     ):
         assert folded(source, OFF) == left
 
@@ -156,7 +155,6 @@ MADE = {
     "positions": lambda: context.positions(tiny()) is None,
     "parallel.destroy_process_group": lambda: parallel.destroy_process_group() is None,
     "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
-    "NORMS[config.norm]": lambda: NORMS["layer"] is torch.nn.LayerNorm,
     "embedded=": lambda: default(Block, "embedded") is None,
     "own_value=": lambda: default(Block, "own_value") is default(Attention, "own_value") is None,
     "parallel.local": lambda: parallel.local(X) is X,
