@@ -92,9 +92,9 @@ class Processes:
             process.join()
 
     def answers(self, seconds=math.inf):
-        """What each process hands over next, or returns, by rank. Raises as run_together does."""
-        found, deadline = {}, time.monotonic() + seconds
-        while waiting := [rank for rank in range(len(self.ours)) if rank not in found]:
+        """Returns the next answer of each process, handed over or returned, by rank. Raises as run_together does."""
+        results, deadline = {}, time.monotonic() + seconds
+        while waiting := [rank for rank in range(len(self.ours)) if rank not in results]:
             ends = [self.ours[rank] for rank in waiting] + [self.group.processes[rank].sentinel for rank in waiting]
             multiprocessing.connection.wait(ends, min(1.0, seconds))
             if time.monotonic() > deadline:
@@ -102,14 +102,14 @@ class Processes:
             for rank in waiting:
                 process = self.group.processes[rank]
                 if self.ours[rank].poll():
-                    found[rank] = received(self.ours[rank], process)
+                    results[rank] = received(self.ours[rank], process)
                 elif not process.is_alive():
-                    found[rank] = None, ended(process)
-            if failed := [error for _, error in found.values() if error and str(error) != EXITED]:
+                    results[rank] = None, ended(process)
+            if failed := [error for _, error in results.values() if error and str(error) != EXITED]:
                 raise failed[0]
-        if failed := [error for _, error in found.values() if error]:
+        if failed := [error for _, error in results.values() if error]:
             raise failed[0]
-        return [found[rank][0] for rank in range(len(self.ours))]
+        return [results[rank][0] for rank in range(len(self.ours))]
 
     def answer(self):
         """What the first process hands over next."""

@@ -108,9 +108,9 @@ class Runs:
         return run and run.figures
 
     def add(self, row, figures, failed=None):
-        """Appends what a row's measurement found to the file. Returns the Run."""
-        found = {key: value for key, value in {"figures": figures, "failed": failed}.items() if value is not None}
-        lines = [row | found] if self.last == self.begin else [self.begin, row | found]
+        """Appends the outcome of a row to the file. Returns the Run."""
+        members = {key: value for key, value in {"figures": figures, "failed": failed}.items() if value is not None}
+        lines = [row | members] if self.last == self.begin else [self.begin, row | members]
         with self.writing(), open(self.path, "ab") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
             file.flush()
@@ -146,15 +146,15 @@ class Runs:
                     bar.total = bar.n + len(missing)
                     for row in missing:
                         if len(running) < at_once and identity(row) not in running and time.monotonic() < end:
-                            running[identity(row)] = row, begin(measure, row)
+                            running[identity(row)] = row, as_generator(measure, row)
                     if not running:
                         return
                     bar.set_postfix_str(" | ".join(in_words(row) for row, _ in running.values()))
                     over = {key: each for key, (_, work) in running.items() if (each := outcome(work))}
-                    for key, found in over.items():
+                    for key, result in over.items():
                         row, _ = running.pop(key)
                         bar.update()
-                        yield self.add(row, *found)
+                        yield self.add(row, *result)
                     if over:
                         missing = [row for row in wanted() if row not in self]
                     else:
@@ -164,10 +164,10 @@ class Runs:
                     work.close()
 
 
-def begin(measure, row):
+def as_generator(measure, row):
     """Makes a generator of a measurement, which has not started yet."""
-    found = measure(row)
-    return (yield from found) if inspect.isgenerator(found) else found
+    result = measure(row)
+    return (yield from result) if inspect.isgenerator(result) else result
 
 
 def outcome(work):

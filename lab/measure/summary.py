@@ -58,10 +58,10 @@ def add_gains(rows, mode):
     """
     timed = {row["name"]: row for row in rows if len(row.get("rounds", ())) >= LEAST}
     seconds = {name: row["rounds"] for name, row in timed.items()}
-    found = {(name, other): differences(seconds[other], seconds[name]) for name, other in pairs(timed, mode)}
-    found = {pair: each for pair, each in found.items() if len(each) >= LEAST}
+    changes = {(name, other): differences(seconds[other], seconds[name]) for name, other in pairs(timed, mode)}
+    changes = {pair: each for pair, each in changes.items() if len(each) >= LEAST}
     looked = any(row["turns"] for row in timed.values())
-    for (name, other), interval in intervals(found, LOOKED if looked else LEVEL).items():
+    for (name, other), interval in intervals(changes, LOOKED if looked else LEVEL).items():
         timed[name].setdefault("gains", {})[other] = interval
 
 

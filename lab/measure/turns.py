@@ -50,9 +50,9 @@ def take_turns(live, attempt, goes_on):
     return {name: times[name] for name in live}
 
 
-def figures_of(found, seconds):
-    """The figures of a process: what it found, and the seconds of a step in its turns."""
-    return found | {"seconds": fastest(seconds), "turns": [float(f"{each:.5g}") for each in seconds]}
+def figures_of(figures, seconds):
+    """The figures of a process, with the seconds of a step in its turns."""
+    return figures | {"seconds": fastest(seconds), "turns": [float(f"{each:.5g}") for each in seconds]}
 
 
 class Schedule:
