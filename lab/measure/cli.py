@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 import textwrap
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lab.measure.peers import task
@@ -37,7 +38,7 @@ def number(kind, accepts, expected):
     return parse
 
 
-def at_least(least):
+def at_least(least: int) -> Callable[[str], int]:
     return number(int, lambda n: n >= least, f"a whole number of at least {least}")
 
 
@@ -205,7 +206,7 @@ def parser_of(mode, **settings):
     )
     parser.add_argument("--mode", type=one_of(*MODES), metavar="MODE", help="(default: ladder)")
     for name, (parse, default, meaning) in OPTIONS.items():
-        kind = {"type": parse, "default": default} if parse else {"action": "store_true"}
+        kind: dict = {"type": parse, "default": default} if parse else {"action": "store_true"}
         several = {"nargs": "+", "metavar": "KEY=a,b"} if name == "vary" else {}
         meaning += f" (default: {default})" if default else ""
         shown = meaning if name in MODES[mode].options else argparse.SUPPRESS
@@ -213,7 +214,7 @@ def parser_of(mode, **settings):
     return parser
 
 
-def command_line(keys):
+def command_line(keys: dict) -> list[str]:
     """Returns command-line arguments that set these keys."""
     return [f"--{key}={value}" for key, value in keys.items()]
 

@@ -7,7 +7,7 @@ import itertools
 from lab.measure.peers import task
 from lab.measure.summary import row_below
 from nanoladder.arithmetic import CUTS
-from nanoladder.config import apply, check, stage_names
+from nanoladder.config import Config, apply, check, stage_names
 from nanoladder.config.stages import fields, files, needs_several, stage_below, stage_path
 from nanoladder.errors import BadInput
 from nanoladder.machine import can_capture, choose_device, choose_dtype
@@ -66,7 +66,7 @@ def toggled(config, stage):
     return f"without {stage}", changed(config, {field: below[-1]})
 
 
-def changed(config, changes):
+def changed(config: Config, changes: dict) -> Config | BadInput:
     """Returns the config with these changes, or the BadInput that explains why they are impossible."""
     config = dataclasses.replace(config, **changes)
     try:

@@ -20,7 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 from torch.distributed import TCPStore
 from torch.multiprocessing import start_processes
@@ -39,7 +42,7 @@ EXITED = "exit code 0"
 GRACE = 30  # seconds that a process has to exit
 
 
-def run_alone(function, *args, **options):
+def run_alone(function: Callable, *args: Any, **options: Any) -> Any:
     """Calls a function in a separate process. Returns its result, or raises as run_together does."""
     return run_together(function, *args, n=1, **options)[0]
 
@@ -233,7 +236,7 @@ class Command:
         return self.ask(None)
 
 
-def reason_of_exit(process):
+def reason_of_exit(process: CompletedProcess) -> str:
     """Returns the reason why a process of subprocess.run, its stderr captured as text, failed, in one line."""
     last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
     return KILLED if process.returncode == -9 else last.removeprefix("error: ")

@@ -25,6 +25,7 @@ from lab.predict import devices
 from model import IGNORE
 from nanoladder import data, machine, parallel
 from nanoladder.arithmetic import flops_per_token, predict_bubble, share_of_process
+from nanoladder.config import Config
 from nanoladder.entry import run_script
 from nanoladder.run import load_config
 from nanoladder.run.clock import synchronized_time
@@ -56,7 +57,7 @@ def main(argv):
 class Loop:
     """The training loop of train.py, set up from a config and advanced step by step."""
 
-    def __init__(self, config, threads=None):
+    def __init__(self, config: Config, threads: int | None = None) -> None:
         self.device = train.set_up(config)
         if threads:
             torch.set_num_threads(threads)
@@ -70,7 +71,7 @@ class Loop:
         self.scaler = train.build_scaler(config, self.device)
         self.batches = enumerate(train.training_batches(self.dataset.train, config, 1, self.device), 1)
 
-    def step(self):
+    def step(self) -> float:
         """Takes the next step. Returns its loss, which may be a tensor on the device."""
         with record_function("data wait"):
             number, batch = next(self.batches)
@@ -200,7 +201,7 @@ def exchange(config, threads=None):
     return figures
 
 
-def profile_step(config):
+def profile_step(config: Config) -> dict:
     """Losses of the first COMPARED steps, the memory of step WARMUP by part, and the time of the last step by kind.
 
     The first step compiles: no process of this row has done so before.
@@ -238,14 +239,14 @@ def profile_step(config):
     }
 
 
-def resident_before():
+def resident_before() -> int | None:
     """Resident bytes before a loop is built, with the compiler loaded: a new process would load it later."""
     import torch._inductor.compile_fx  # noqa: F401
 
     return resident_bytes("VmRSS")
 
 
-def resident_bytes(field):
+def resident_bytes(field: str) -> int | None:
     """Resident memory of this process, now (VmRSS) or at its peak (VmHWM), less files mapped now; None if not known.
 
     Mapped files, such as libraries, are left out because a fork starts without those that its parent has touched.
@@ -255,7 +256,7 @@ def resident_bytes(field):
         return rss - files
 
 
-def machine_facts(config):
+def machine_facts(config: Config) -> dict:
     """The machine: its processor, device and versions."""
     return devices.describe(train.set_up(config))
 

@@ -47,7 +47,7 @@ FREE = 0.8  # of the free memory is for the processes that are alive
 BESIDE, PER_BYTE = 0.5e9, 1.5  # resident bytes of a process beside its tensors, and for each byte of them
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     options, words = cli.parse(argv)
     end_on_signals()
     if options.mode != "predict":

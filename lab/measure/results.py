@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from lab.measure import runs, tables
 from lab.measure.git import ROOT
@@ -23,7 +25,7 @@ MEASURED_CODE = (
 )
 
 
-def read(path, members):
+def read(path: Path, members: Iterable[str]) -> dict:
     """The report in a recipe.json. Raises BadInput unless it is an object with these members."""
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -34,7 +36,7 @@ def read(path, members):
     return results
 
 
-def write(folder, contents):
+def write(folder: Path, contents: dict[str, Any]) -> None:
     """Writes texts to files of a folder, {name: text}. Raises BadInput if one cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +46,7 @@ def write(folder, contents):
         raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
 
 
-def read_results(path):
+def read_results(path: Path) -> dict:
     """The tables of a runs.jsonl: its conditions and modes, {} without any. Raises BadInput if the file is not one."""
     return results_of(*runs.read(path, STEPS))
 
@@ -73,17 +75,17 @@ def table_of(results):
     return "\n\n".join(tables.table(results, mode) for mode in results["modes"])
 
 
-def default_folder(conditions):
+def default_folder(conditions: dict) -> Path:
     """results/<machine>/<config>, such as results/nvidia-h200/gpt2."""
     return Path("results", machine_name(conditions["machine"]), presets(conditions["config"]))
 
 
-def presets(words):
+def presets(words: list[str]) -> str:
     """The names of a command line's config files."""
     return "-".join(Path(path).stem for path in parse_arguments(words)[0]) or "defaults"
 
 
-def code_hash(root=ROOT, patterns=MEASURED_CODE):
+def code_hash(root: Path = ROOT, patterns: Iterable[str] = MEASURED_CODE) -> str:
     """Returns eight hexadecimal digits of a hash of the names and contents of the files matching these patterns."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in patterns for path in root.glob(pattern)):

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +52,9 @@ class Runs:
     origin: further conditions, which may differ from run to run.
     """
 
-    def __init__(self, path, kind, conditions, origin=None, anew=False):
+    def __init__(
+        self, path: Path | str, kind: str, conditions: dict, origin: dict | None = None, anew: bool = False
+    ) -> None:
         self.path, self.kind, self.conditions, self.anew = Path(path), kind, conditions, anew
         self.begin = {"begin": kind, **conditions, **(origin or {})}
 
@@ -102,7 +105,7 @@ class Runs:
     def __iter__(self):
         return iter(self.runs.values())
 
-    def figures(self, row):
+    def figures(self, row: dict) -> dict | None:
         """The figures of a row, or None."""
         run = self.runs.get(identity(row))
         return run and run.figures
@@ -120,7 +123,7 @@ class Runs:
         self.runs[identity(row)] = run = Run(row, figures, failed, self.begin)
         return run
 
-    def put(self, row, figures):
+    def put(self, row: dict, figures: dict) -> None:
         """Adds the figures of a row, unless they are there."""
         if self.figures(row) != figures:
             self.add(row, figures)
@@ -132,7 +135,14 @@ class Runs:
         except OSError as error:
             raise BadInput(f"{self.path.parent} cannot be written ({error}); choose another --out_dir") from None
 
-    def take(self, wanted, measure, end=math.inf, at_once=1, unit="run"):
+    def take(
+        self,
+        wanted: Callable[[], list[dict]],
+        measure: Callable,
+        end: float = math.inf,
+        at_once: int = 1,
+        unit: str = "run",
+    ) -> Iterator:
         """Measures rows, at_once in parallel, and yields each Run, until none is missing; starts none after `end`.
 
         wanted: function without arguments; the rows, in order. It is called after each run. measure: function of a row;
@@ -185,13 +195,13 @@ def identity(row):
     return json.dumps({key: value for key, value in row.items() if key not in NOT_IDENTITY}, sort_keys=True)
 
 
-def in_words(row):
+def in_words(row: dict) -> str:
     """Names a row beside the progress bar."""
     words = row.get("about") or {key: value for key, value in row.items() if not isinstance(value, dict)}
     return ", ".join(f"{key} {value:g}" if isinstance(value, int | float) else value for key, value in words.items())
 
 
-def read(path, kind):
+def read(path: Path, kind: str) -> tuple[dict, list]:
     """The conditions of the runs of a kind in a file, and these runs in order; {} and [] if there are none.
 
     Raises BadInput if the file cannot be read or has another format.

@@ -13,6 +13,7 @@ tables, every interval holds the truth: it allows for the number of rows (Westfa
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class Interval(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def intervals(samples, level=LEVEL):
+def intervals(samples: dict[str, list[float]], level: float = LEVEL) -> dict[str, Interval]:
     """{name: Interval} of {name: differences by round}, LEAST or more each; they are simultaneous at this level."""
     if not samples:
         return {}
@@ -56,7 +57,7 @@ def intervals(samples, level=LEVEL):
     return result
 
 
-def p_value(differences):
+def p_value(differences: list[float]) -> float:
     """The chance that rounds which gain nothing look as good as these, LEAST or more: one-sided, of one row alone."""
     row = np.array(differences)
     null = simulated(1, len(row))
@@ -154,25 +155,25 @@ def looks(most):
 # -- runs on the same seeds
 
 
-def by_seed(runs, name, key):
+def by_seed(runs: list[dict], name: str, key: str) -> dict:
     """{seed: a figure} of an entry's runs."""
     return {run["seed"]: run[key] for run in runs if run["name"] == name}
 
 
-def paired(runs, a, b, key, change):
+def paired(runs: list[dict], a: str, b: str, key: str, change: Callable[[float, float], float]) -> list[float]:
     """Changes from a's figure to b's, seed by seed, for seeds that both have run."""
     first, second = by_seed(runs, a, key), by_seed(runs, b, key)
     return [change(first[seed], second[seed]) for seed in second if seed in first]
 
 
-def log_ratio(first, second):
+def log_ratio(first: float, second: float) -> float:
     return math.log(first / second)
 
 
 # -- as text
 
 
-def mean_ratio(logs):
+def mean_ratio(logs: list[float]) -> float:
     """The mean ratio of logarithms of ratios, as that of times(); also of too few rounds for an interval."""
     return math.exp(trimmed_mean(np.array(logs)))
 
@@ -183,7 +184,7 @@ def times(interval):
     return f"{f'{middle:.2f}×' if interval.significant else '≈ 1'} ({low:.2f}–{high:.2f})"
 
 
-def in_words(samples):
+def in_words(samples: dict[str, list[float]]) -> dict[str, str]:
     """{name: times()} of {name: logarithms of ratios, by round}; the mean ratio alone of fewer rounds than LEAST."""
     known = intervals({name: logs for name, logs in samples.items() if len(logs) >= LEAST})
     return {name: times(known[name]) if name in known else f"{mean_ratio(logs):.2f}×" for name, logs in samples.items()}

@@ -9,7 +9,7 @@ from lab.measure.turns import differences
 from nanoladder.config import stage_names, stage_path
 
 
-def summarize(results, mode):
+def summarize(results: dict, mode: str) -> list[dict]:
     """A dict for each row of a mode, in the order of measurement: its name, a note if it failed, and its figures.
 
     Only measured figures are present, in seconds, bytes, nats, FLOP/s. seconds: of a step, the median of the rounds.
@@ -71,7 +71,7 @@ def pairs(names, mode):
     return [(name, other) for name in names for other in dict.fromkeys(others[name]) if other not in (None, name)]
 
 
-def row_below(name, names):
+def row_below(name: str, names: list[str]) -> str | None:
     """The one of some rows of --mode=ladder, by name, that a row is compared with; None if there is none.
 
     For a stage it is the nearest that it stands on; for the config as it is, the last before it.

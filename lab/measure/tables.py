@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 import textwrap
+from collections.abc import Callable
 from operator import itemgetter
 
 from lab.measure.machine import machine_in_words
@@ -70,7 +71,7 @@ def timed(results, rows):
     return f", each of which times at least {results['steps']} steps" if "steps" in results else ""
 
 
-def conditions(results, mode, rows):
+def conditions(results: dict, mode: str, rows: list[dict]) -> str:
     """Describes the conditions of a mode's rows."""
     keys, machine, each = results["keys"], results["machine"], " per process" if mode in PER_PROCESS else ""
     words = [
@@ -174,7 +175,7 @@ def machine_limits(limits, native_bfloat16):
     return f"The machine itself: matrix products {', '.join(texts.values())}; a copy {copy / 1e9:.3g} GB/s."
 
 
-def columns(rows, mode):
+def columns(rows: list[dict], mode: str) -> dict[str, Callable[[dict], str]]:
     """{heading: row -> text} of the main table of a mode, the most important first; the first row is the reference."""
     first, timed = rows[0], [row["name"] for row in rows if "seconds" in row]
     before = {"against the stage before": lambda row: gain(row, row_below(row["name"], timed))}
@@ -216,17 +217,17 @@ def against(first, row):
     return f"{row['val_loss'] - first['val_loss']:+.4f}" if "val_loss" in row else gain(row, first["name"])
 
 
-def gain(row, other):
+def gain(row: dict, other: str) -> str:
     """A row's gain over another one; empty if they were timed together in too few rounds."""
     return times(row["gains"][other]) if other in row.get("gains", ()) else ""
 
 
-def factor(change):
+def factor(change: dict) -> str:
     """A factor of tokens with its bound and interval, of a row of recipe.json: 1.22 (1.15–1.28)."""
     return "{bound}{times:.2f} ({low:.2f}–{high:.2f})".format(**{"bound": ""} | change)
 
 
-def gigabytes(key):
+def gigabytes(key: str) -> Callable[[dict], str]:
     return lambda row: f"{row[key] / 1e9:.3f}"
 
 
@@ -236,7 +237,7 @@ def bound(seconds):
     return f"{name} {seconds[name] / sum(seconds.values()):.0%}"
 
 
-def milliseconds(seconds, of=None):
+def milliseconds(seconds: float, of: float | None = None) -> str:
     """Seconds as ms, with a decimal if they, or the seconds that they are a part `of`, are below 100 ms."""
     return f"{1e3 * seconds:.{0 if (of or seconds) > 0.1 else 1}f}"
 
@@ -265,13 +266,13 @@ def memory_columns():
     }
 
 
-def texts(rows):
+def texts(rows: dict[str, dict[str, str]]) -> str:
     """The Markdown table of {row: {heading: text}}."""
     columns = {heading: itemgetter(heading) for heading in next(iter(rows.values()))}
     return markdown(columns, [row | {"name": name, "note": None} for name, row in rows.items()])
 
 
-def markdown(columns, rows, width=math.inf):
+def markdown(columns: dict[str, Callable[[dict], str]], rows: list[dict], width: float = math.inf) -> str:
     """A Markdown table whose source reads well too. A cell whose figure was not measured is empty; empty columns go.
 
     width: of its lines, in characters; columns from the first that does not fit are left out.
@@ -292,7 +293,7 @@ def markdown(columns, rows, width=math.inf):
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in body)
 
 
-def cell(text, row):
+def cell(text: Callable[[dict], str], row: dict) -> str:
     """The text of a row's cell, empty if one of the FIGURES was not measured. Raises KeyError for any other name."""
     try:
         return text(row)

@@ -19,7 +19,7 @@ class Child:
     A context manager, which ends the process and removes the folder. environment: additional environment variables.
     """
 
-    def __init__(self, words, environment, script=ROOT / "train.py"):
+    def __init__(self, words: list[str], environment: dict, script: Path | str = ROOT / "train.py") -> None:
         self.folder, self.start = tempfile.TemporaryDirectory(prefix="trial-"), time.monotonic()
         self.log = open(Path(self.folder.name, "log"), "w+")  # noqa: SIM115 end() closes it
         streams = {"stdout": self.log, "stderr": self.log, "stdin": subprocess.DEVNULL}
@@ -29,11 +29,11 @@ class Child:
     def __enter__(self):
         return self
 
-    def metrics(self):
+    def metrics(self) -> list[dict]:
         """The rows of metrics so far."""
         return read_metrics(Path(self.folder.name, "run", "metrics.jsonl"))
 
-    def outcome(self):
+    def outcome(self) -> dict | None:
         """The final losses, or none and a note of the reason; None while the process is running."""
         if self.process.poll() is None:
             return None

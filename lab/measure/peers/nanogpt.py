@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from lab.measure.launch import reason_of_exit
 from lab.measure.measurements import COMPARED
 from nanoladder import checkpoint
 from nanoladder.checkpoint.interop import GPT2_VOCABULARY, HEAD, gpt2_name, unwrapped
+from nanoladder.config import Config
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
 from train import evaluate
@@ -56,7 +58,7 @@ def train(task):
         raise BadInput("needs a checkout: --nanogpt=PATH")
     dtype = "float32" if task.device.type == "cpu" else task.dtype  # on a CPU it has no autocast
     words, path = [f"--compile={task.best}", f"--dtype={dtype}"], Path(task.checkout, "train.py").resolve()
-    namespace = {"__name__": "__main__", "__file__": str(path)}
+    namespace: dict = {"__name__": "__main__", "__file__": str(path)}
 
     def report(text="", *_, **__):
         step = re.match(r"iter \d+: loss ([^\s,]+)", str(text))
@@ -132,7 +134,7 @@ def batch_places(task, namespace, n_sequences):
 # -- a whole run
 
 
-def run(checkout, words, config, seed):
+def run(checkout: Path, words: list, config: Config, seed: int) -> dict:
     """Trains by nanoGPT's own command, `train.py` with these arguments, on the config's dataset, to its end.
 
     Returns a run as race.py has them: its seconds, the validation loss of its checkpoint in nats per token and bits
@@ -154,7 +156,7 @@ def run(checkout, words, config, seed):
         if done.returncode:
             raise BadInput(f"nanoGPT's train.py in {checkout} with seed {seed} failed: {reason_of_exit(done)}")
         loss = validation_loss(folder / "ckpt.pt", config)
-    bits = dataset.bits_per_nat
+    bits: Any = dataset.bits_per_nat  # race() requires it
     losses, times = np.array(STEP.findall(done.stdout), dtype=float).T
     at = seconds - (times.sum() - times.cumsum()) / 1e3  # its last step ends the command
     points = [[round(when, 1), bits * each] for when, each in zip(at.tolist(), losses.tolist(), strict=True)]

@@ -17,7 +17,7 @@ from lab.measure.measurements import Clock
 from model import GPT
 from nanoladder import data, machine
 from nanoladder.arithmetic import CUTS
-from nanoladder.config import apply
+from nanoladder.config import Config, apply
 from nanoladder.config.stages import files
 from nanoladder.errors import BadInput
 
@@ -33,7 +33,7 @@ PEERS = {  # row: the peer's file, and if it is at its best
 ALIKE = {"optimizer": "adamw", "dropout": 0.0, "shard": "none", **dict.fromkeys(CUTS, 1)}
 
 
-def require_comparable(config, nanogpt):
+def require_comparable(config: Config, nanogpt: Path | str | None) -> None:
     """Raises BadInput for a config that peers would train differently, and for a folder that is not a checkout."""
     for key, value in ALIKE.items():
         if (given := getattr(config, key)) != value:
@@ -42,7 +42,7 @@ def require_comparable(config, nanogpt):
         require_checkout(nanogpt)
 
 
-def require_checkout(nanogpt):
+def require_checkout(nanogpt: Path | str) -> None:
     """Raises BadInput unless a folder is a checkout of nanoGPT."""
     if not Path(nanogpt, "train.py").is_file():
         raise BadInput(f"--nanogpt={nanogpt}: no train.py there; expected a checkout of karpathy/nanoGPT")
