@@ -117,7 +117,7 @@ def predict_step(config, sizes, n_gpus):
     seconds = n_micro * (compute + tensor + context + pipeline) / (1 - bubble) + exposed + update
     parts = [n_micro * part for part in (compute, tensor, context, pipeline)]
     memory = predict_bytes(config, sizes, grid, s, n_micro, width)
-    return Step(n_micro, *parts, data, exposed, bubble, memory, seconds)
+    return Step(n_micro, *parts, data=data, exposed=exposed, bubble=bubble, memory=memory, seconds=seconds)
 
 
 def ring(n, stride):

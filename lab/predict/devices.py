@@ -65,7 +65,7 @@ class Device:
         return [dtype for dtype in ("float32", "bfloat16", "float16") if dtype in self.flops]
 
 
-def datasheet(name):
+def datasheet(name: str) -> Device:
     """The Device of a GPU in DATASHEETS, ignoring case and spaces in its name. Raises BadInput for any other."""
     known = {gpu.replace(" ", "").lower(): gpu for gpu in DATASHEETS}.get(name.replace(" ", "").lower())
     if not known:
@@ -89,7 +89,7 @@ PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.M
 WINDOW = 0.3  # seconds for which an action is timed
 
 
-def measured(name, limits):
+def measured(name: str, limits: list[dict]) -> Device | None:
     """Returns a Device with the medians of several results of limits(); None if there are none."""
     if not limits:
         return None
@@ -99,7 +99,7 @@ def measured(name, limits):
     return Device(name, "measured here", most["flops"], memory, most["launch_seconds"], cached, new)
 
 
-def limits(device):
+def limits(device: torch.device) -> dict:
     """Measures the machine's limits: FLOP/s of a large matrix product by dtype, bytes/s of a copy.
 
     cached_bytes: {bytes of a tensor: bytes/s of its copy}. launch_seconds: of the smallest operation, many in a row.
@@ -155,7 +155,7 @@ def new_rate():
     return NEW / max(beyond, 1e-9)
 
 
-def describe(device):
+def describe(device: torch.device) -> dict:
     """The machine on which figures are measured: processor, device and versions."""
     on_gpu = device.type == "cuda"
     cpu = platform.processor()

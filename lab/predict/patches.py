@@ -104,8 +104,8 @@ def cuda_kernels(note):
         return torch.native_dropout(x, p, True)[0] if p and training else dropout(x, p, training, inplace)
 
     def norm_in_float32(x, shape, weight, bias, eps):  # gathered weights may be in half precision
-        x, weight, bias = (part if part is None else part.float() for part in (x, weight, bias))
-        return layer_norm(x, shape, weight, bias, eps)
+        weight, bias = (part if part is None else part.float() for part in (weight, bias))
+        return layer_norm(x.float(), shape, weight, bias, eps)
 
     def softmax_in_place(logits, *_, **__):  # one kernel, as is the product that is added to the weight's gradient
         note(aten.exp_.default, (logits,), {}, logits)
@@ -250,7 +250,7 @@ def without_modes(place, name):
         with _disable_current_modes():
             return function(*args, **options)
 
-    return patch.multiple(place, **{name: call})
+    return patch.object(place, name, call)
 
 
 def gathering_in(dtype):

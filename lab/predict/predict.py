@@ -6,7 +6,9 @@ import dataclasses
 import torch
 
 from lab.predict import devices, roofline
-from lab.predict.trace import trace
+from lab.predict.devices import Device
+from lab.predict.roofline import Time
+from lab.predict.trace import Memory, trace
 from nanoladder import machine, parallel
 from nanoladder.arithmetic import (
     CUTS,
@@ -17,11 +19,11 @@ from nanoladder.arithmetic import (
     micro_batch_sizes,
     share_of_process,
 )
-from nanoladder.config import check
+from nanoladder.config import Config, check
 from nanoladder.errors import BadInput
 
 
-def predict_memory(config, device_type="cpu", world_size=1):
+def predict_memory(config: Config, device_type: str = "cpu", world_size: int = 1) -> Memory:
     """Memory of a step in one of world_size processes, of a pipeline's in the one with the highest peak.
 
     On "cuda" these are the bytes of torch.cuda.max_memory_allocated: neither CUDA's context (about 0.5 GB) nor memory
@@ -37,7 +39,7 @@ def predict_memory(config, device_type="cpu", world_size=1):
     return dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
 
 
-def predict_time(config, device, device_type="cpu", world_size=1):
+def predict_time(config: Config, device: Device, device_type: str = "cpu", world_size: int = 1) -> Time:
     """The Time of a step at the limits of a devices.Device, in the slowest of world_size processes.
 
     A compiled forward and backward count as fused; of the updates, torchao's alone is compiled. Raises BadInput as
@@ -125,7 +127,7 @@ def largest_micro_batch(config, memory_bytes, device_type="cpu", world_size=1):
     return sizes[n_fitting - 1] if n_fitting else 0
 
 
-def costs(config):
+def costs(config: Config) -> dict:
     """The cost of a run: {n_params, flops_per_token, tokens, flops}."""
     per_token, tokens = flops_per_token(config), config.max_steps * config.batch_size * config.context_length
     return {
@@ -136,7 +138,14 @@ def costs(config):
     }
 
 
-def predict_row(name, config, device, device_type="cpu", world_size=1, memory_gb=None):
+def predict_row(
+    name: str,
+    config: Config | BadInput,
+    device: Device,
+    device_type: str = "cpu",
+    world_size: int = 1,
+    memory_gb: float | None = None,
+) -> dict:
     """Returns a dict: a config's predicted memory, its least time on a devices.Device, and the run's speed and hours.
 
     With memory_gb (1e9 bytes), also the largest micro-batch that fits. If the config cannot be predicted, or is itself

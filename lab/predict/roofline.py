@@ -204,7 +204,7 @@ class Time(NamedTuple):
         return sum(self.bounds.values())
 
 
-def least_time(work, device, passes=1, tf32=False, keeps_memory=True):
+def least_time(work, device, passes: float = 1, tf32=False, keeps_memory=True):
     """Returns the Time of a Work. passes: number of times that a micro-batch's operations run.
 
     keeps_memory: tensors of NEW_PAGES bytes or more get no new pages.
@@ -215,7 +215,7 @@ def least_time(work, device, passes=1, tf32=False, keeps_memory=True):
         seen |= {key[0] for key in operation.writes}
         new_bytes = 0 if keeps_memory else sum(size for size in made.values() if size >= NEW_PAGES)
         times = seconds(operation, device, tf32, new_bytes)
-        bound = max(times, key=times.get)
+        bound = max(times, key=lambda bound: times[bound])
         total[bound] = total.get(bound, 0.0) + times[bound] * (passes if operation.repeated else 1)
     return Time(total)
 

@@ -89,7 +89,8 @@ class Ledger(TorchDispatchMode):
 
     def note(self, *call):
         """Appends the roofline.Operation of a call to the list, if it moves anything."""
-        operation = roofline.count(*call, self.number, self.on_cuda, self.repeated, self.opaque)
+        state = {"on_cuda": self.on_cuda, "repeated": self.repeated, "opaque": self.opaque}
+        operation = roofline.count(*call, number=self.number, **state)
         self.operations += [operation] if operation else []
 
     def number(self, storage):
@@ -189,7 +190,7 @@ def can_hold_sum(tensor):
     return not tensor._is_view() and aten.is_non_overlapping_and_dense(tensor)
 
 
-def cublas_workspaces():
+def cublas_workspaces() -> int:
     """Bytes of cuBLAS's workspaces: one for the forward's thread, one for the backward's (CublasHandlePool.cpp)."""
     large = not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] in (9, 10)
     return int(2 * 2**20 * (32 if large else 8.125))  # Hopper and data-center Blackwell, or any other
