@@ -64,7 +64,7 @@ def called(program):
     return {(path, name) for _, text in statements for path, name in read_in(text) if path != Path()}
 
 
-def standalone(name):
+def standalone(name: str) -> str:
     """Returns the source of a stage as one program. Raises BadInput if there is no such stage."""
     keys = {node.target.id for node in ast.walk(ast.parse(read(LOOP))) if isinstance(node, ast.AnnAssign)}
     known = {key: repr(value) for key, value in DEFAULTS.items()} | values(name) | {"standalone": "True"}

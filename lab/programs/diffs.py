@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from lab.programs import bundle
@@ -14,7 +15,7 @@ The model comes first, then the loop, in sections: each uses only sections above
 
 
 @cache
-def script(name):
+def script(name: str) -> str:
     """Returns model.py and train.py as one program, with every ladder field folded to its value at a stage.
 
     Raises BadInput for an unknown stage.
@@ -24,17 +25,17 @@ def script(name):
 
 
 @cache
-def definitions(a, b):
+def definitions(a: str, b: str) -> list[tuple[str, str]]:
     """Returns [(path, source)] of our definitions that stage b's program calls and a's does not."""
     return bundle.definitions(script(b), script(a), bundle.values(b))
 
 
-def matcher(old, new):
+def matcher(old: list[str], new: list[str]) -> difflib.SequenceMatcher:
     """Returns the difflib.SequenceMatcher of two lists of lines."""
     return difflib.SequenceMatcher(None, old, new, autojunk=False)
 
 
-def diff(a, b, program=script):
+def diff(a: str, b: str, program: Callable[[str], str] = script) -> Iterator[str]:
     """Yields the unified diff of two stages' programs; each hunk's header names the function of its first change.
 
     program: function of a stage; bundle.standalone also shows changes of what the programs call.
@@ -60,7 +61,7 @@ def enclosing(lines, start, end):
     return around[-1] if around else ""
 
 
-def parts(tree, prefix=""):
+def parts(tree: ast.AST, prefix: str = "") -> Iterator[list]:
     """Yields [name, first line, last line] of every class and function; a method is named Class.method."""
     for child in ast.iter_child_nodes(tree):
         inside = prefix

@@ -5,13 +5,14 @@ import dataclasses
 from lab.programs.bundle import read
 from lab.programs.fold import fold, merge, split
 from nanoladder.checkpoint.interop import CUSTOM_KEYS
+from nanoladder.config import Config
 
 TITLE = "A model of nanoladder for transformers: AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)"
 PLAIN = {"attention": "sdpa", "activation_checkpointing": "none", "loss_chunks": 0, "pad_vocab_to": 1}
 CALLED = "model.get_input_embeddings, model.get_output_embeddings"  # by transformers
 
 
-def modeling(config):
+def modeling(config: Config) -> str:
     """Returns the source of a model's code, which needs only torch and transformers; config.json has CUSTOM_KEYS."""
     values = dataclasses.asdict(dataclasses.replace(config, **PLAIN))
     program = merge({"model": read("model.py"), "modeling": read("lab/programs/modeling.py")}, TITLE) + CALLED

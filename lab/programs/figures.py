@@ -1,8 +1,10 @@
 """Measured figures of stages and rungs, read from the files in results/."""
 
+from collections.abc import Iterable
 from functools import cache
 from operator import attrgetter
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from lab.measure import summary, tables
 from lab.measure.results import read, read_results
@@ -52,7 +54,7 @@ class Scale(NamedTuple):
 
 
 @cache
-def measured(mode, paths=()):
+def measured(mode: str, paths: Iterable[Path] = ()) -> dict:
     """Returns {machine/config: Measured} of every runs.jsonl that contains a mode.
 
     A reader's own files, at paths, come first, then the README's, then the others in results/.
@@ -68,7 +70,7 @@ def measured(mode, paths=()):
     return every
 
 
-def check(paths):
+def check(paths: Iterable[Path]) -> None:
     """Raises BadInput if one of a reader's own files has nothing to show."""
     for path in paths:
         if not read_results(path)["modes"].keys() & {"ladder", *SCALING.values()}:
@@ -76,7 +78,7 @@ def check(paths):
             raise BadInput(f"{path} {wrong}; expected a runs.jsonl of --mode=ladder or scaling")
 
 
-def shown(machine="two cores"):
+def shown(machine: str = "two cores") -> Any:
     """Returns the README's figures of a machine in SHOWN."""
     return measured("ladder")[SHOWN[machine]]
 
@@ -132,7 +134,7 @@ def scales():
     return [(machine, sorted(every, key=attrgetter("parameters", "corpus"))) for machine, every in machines.items()]
 
 
-def machine_in_words(folder):
+def machine_in_words(folder: str) -> str:
     """Describes the machine of a folder in results/ by the first runs in it that have one; without any, its name."""
     every = (read_results(path) for path in sorted(RESULTS.glob(f"{folder}/*/runs.jsonl")))
     machine = next((results["machine"] for results in every if "machine" in results), None)

@@ -126,7 +126,7 @@ def until_same(change, source):
 
 
 @cache  # stages have most files in common
-def split(source):
+def split(source: str) -> tuple[str, ...]:
     """The statements of a file, each with the lines between it and the one before."""
     lines, ends = source.splitlines(keepends=True), [node.end_lineno for node in ast.parse(source).body]
     return tuple("".join(lines[start:end]) for start, end in itertools.pairwise([0, *ends[:-1], len(lines)]))

@@ -23,7 +23,7 @@ CLIMB = {  # the README's rows: the stage that ends each, on an H200
 KINDS = ("speed", "memory")  # of a stage's figures
 
 
-def page():
+def page() -> str:
     """Returns docs/ladder.md: the introduction that stands there, then each stage with its change and its sources."""
     introduction = PAGE.read_text(encoding="utf-8").partition("- [")[0]
     contents = []
@@ -65,7 +65,7 @@ def relative(stage):
     return {machine: figures.relative(stage.name, rows[key]) for machine, key in figures.SHOWN.items()}
 
 
-def readme():
+def readme() -> str:
     """Returns the README with the table between its <!-- ladder --> marks rewritten."""
     rows = figures.shown("an H200").rows
     naive = rows["naive"]
@@ -79,7 +79,7 @@ def readme():
     return re.sub(marked, lambda marks: f"{marks[1]}{chr(10).join(lines)}\n{marks[2]}", text, flags=re.DOTALL)
 
 
-def results():
+def results() -> str:
     """Returns docs/results.md with its tables and the sentences on all stages' gain rewritten."""
     text = RESULTS.read_text(encoding="utf-8")
     for head, lines in (("stage", stage_table(text)), ("rung", rung_table(text))):

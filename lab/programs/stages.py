@@ -6,7 +6,9 @@ render it.
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from functools import cache, cached_property
+from pathlib import Path
 
 from lab.programs import diffs, figures
 from lab.programs.bundle import standalone
@@ -74,7 +76,7 @@ class Stage:
 
 
 @cache
-def describe(name, paths=()):
+def describe(name: str, paths: Iterable[Path] = ()) -> Stage:
     """Returns the Stage of a stage or rung; its figures include those of a reader's own runs.jsonl at these paths.
 
     Raises BadInput if the name is unknown, or the docstring malformed, with its line.
@@ -118,7 +120,7 @@ def explanation(name):
     return reason, introduction, parts, sources
 
 
-def group(name):
+def group(name: str) -> str:
     """Names the group of a stage: recipe, devices if it needs several, speed if its key is on by default, or memory."""
     if ladder_of(name) == RECIPE_DIR:
         return "recipe"
@@ -129,14 +131,14 @@ def group(name):
     return "speed" if on else "memory"
 
 
-def change(name):
+def change(name: str) -> str:
     """Describes the assignment of a stage, "field: from → to"; empty for the first."""
     before = fields_up_to(below) if (below := stage_below(name)) else {}
     changed = {field: value for field, value in fields(name).items() if before and before[field] != value}
     return ", ".join(f"{field}: {before[field]} → {value}" for field, value in changed.items())
 
 
-def gain(rows):
+def gain(rows: list[dict]) -> str:
     """Describes the gain of all stages, by rows of --mode=ladder: of the default stages, then with those for memory."""
     first, *others = (row for row in rows if "seconds" in row)
     tops = {group(row["name"]): row for row in others if "gains" in row}.values()  # not of too few rounds

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
@@ -21,7 +22,7 @@ GROUPS["recipe"] = "Recipe: token efficiency"
 HOW_TO_READ = "Climb with ← →: each stage is one change, marked in the program; beside it stands what a step gains."
 
 
-def write(path, paths=()):
+def write(path: Path, paths: Iterable[Path] = ()) -> None:
     """Writes the page to a file, whose folders it makes. Raises BadInput as page() does, or if it cannot be written.
 
     paths: of a reader's own runs.jsonl files.
