@@ -17,6 +17,7 @@ import dataclasses
 import statistics
 import tempfile
 import time
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +52,7 @@ COUNTED = {"what": "counted"}  # a row beside the runs
 SAME = "dataset", "context_length", "eval_windows"  # keys that a validation loss depends on
 
 
-def race(options, words):
+def race(options: Namespace, words: list[str]) -> None:
     """Trains what has not run yet; then writes race.md and race.png."""
     config = load_config(words)
     commands, runners, facts = (beside_nanogpt if options.nanogpt else beside_naive)(options, words, config)

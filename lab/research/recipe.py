@@ -25,8 +25,9 @@ import functools
 import math
 import statistics
 import time
+from argparse import Namespace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -192,7 +193,7 @@ class Protocol:
                 return row.factor
             factors = [factors[0] / 2, *factors] if best == 0 else [*factors, 2 * factors[-1]]
 
-    def log_gains(self, row, fresh):
+    def log_gains(self, row, fresh) -> Any:
         """The logarithms of a row's tokens × by seed, each against the base's run of its seed; None if any is missing.
 
         fresh: at the row's own length, on fresh seeds; else from the screening.
@@ -299,7 +300,7 @@ class Protocol:
         self.log_gains(row, fresh=True)
 
 
-def measure(options, words):
+def measure(options: Namespace, words: list[str]) -> None:
     """Trains the missing runs for --minutes, and writes the report on all of them."""
     config = load_config(words)
     dataset = open_dataset(config)

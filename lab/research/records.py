@@ -180,7 +180,7 @@ def log_speedups(results):
     return stats.paired(results["runs"], naive, name, "seconds", stats.log_ratio)
 
 
-def measured():
+def measured() -> dict:
     """{machine in words: {Entry: results}} of all that has run against the naive loop."""
     machines = {}
     for entry in entries():
@@ -189,7 +189,7 @@ def measured():
     return machines
 
 
-def figures(entry, results):
+def figures(entry: Entry, results: dict) -> dict[str, str]:
     """The texts of an entry's row on one machine."""
     runs, (naive, _, name), logs = results["runs"], ends(results), log_speedups(results)
     text, _ = verdict(results)
@@ -207,7 +207,7 @@ def figures(entry, results):
     }
 
 
-def table():
+def table() -> str:
     """Lists the entries, then a table of results for each machine.
 
     Results that are of other files are named in the list and have no row.
@@ -223,7 +223,7 @@ def table():
     return "\n\n".join(parts)
 
 
-def page():
+def page() -> str:
     """Returns records/README.md with the part between its <!-- records --> marks rewritten."""
     return re.sub(
         r"(<!-- records -->\n).*?(\n<!-- records -->)",
@@ -233,7 +233,7 @@ def page():
     )
 
 
-def tried():
+def tried() -> str:
     """Returns records/tried.md: trials that ended no better, of every tried.jsonl and recipe.json in results/."""
     text = "# Tried, and no better\n\nWritten by `python ladder.py docs` from the trials in results/.\n\n"
     text += "Each row is an unsuccessful trial, beside the most similar one that ended lower and, if times are known, "
@@ -273,7 +273,7 @@ def changes(trial, other):
     return [*(f"{key}={value}" for key, value in these.items() if those.get(key) != value), *without]
 
 
-def draw(path):
+def draw(path: Path) -> None:
     """Draws the speedup over the entries, a line for each machine, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 

@@ -16,6 +16,7 @@ import site
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ CLOSE = 0.005  # bits per byte between training losses that are the same
 SPARE = 0.5  # cores beyond the naive loop's threads, for the loader
 
 
-def check(options):
+def check(options: Namespace) -> int:
     """Checks an entry, prints the verdict and writes MACHINE.jsonl to its folder. Returns the exit code: 0 if it holds.
 
     Raises BadInput if it is not an entry, or breaks a rule.
