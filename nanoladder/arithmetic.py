@@ -25,7 +25,7 @@ def list_weights(config: Config, padded: bool = True) -> list[tuple[str, tuple[i
         block |= {f"{name}.bias": shape[:1] for name, shape in matrices.items()}
     if config.x0_skip:
         block["lambdas"] = (2,)
-    others = {f"norm.{name}": shape for name, shape in of_norm.items()}
+    others: dict = {f"norm.{name}": shape for name, shape in of_norm.items()}
     others["token_embedding.weight"] = (rows if config.tie_embeddings else V, C)
     if not config.tie_embeddings:
         others["head.weight"] = (rows, C)

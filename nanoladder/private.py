@@ -65,7 +65,7 @@ def loaded_compiler() -> ModuleType | None:
     return sys.modules.get("torch._dynamo")
 
 
-def compiled_libraries() -> list[Path]:
+def compiled_libraries() -> list[tuple[Path, Any]]:
     """Lists the libraries in the compiler's cache as (path, the compiler's lock on it). Without the names, which tell
     where and how it locks, the list is empty: libraries that are cut off stay.
     """
