@@ -14,5 +14,5 @@ if __name__ == "__main__":
     run_script(main)
 elif __name__ == "profile":  # torch imports cProfile, which imports the standard library's module of this name
     spec = importlib.util.spec_from_file_location("profile", Path(sysconfig.get_path("stdlib")) / "profile.py")
-    sys.modules["profile"] = importlib.util.module_from_spec(spec)
+    sys.modules["profile"] = importlib.util.module_from_spec(spec)  # pyright: ignore
     spec.loader.exec_module(sys.modules["profile"])
