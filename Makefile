@@ -25,6 +25,8 @@ PYTEST = -m pytest -n 3 --dist=worksteal
 
 test: .venv/.test
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright
 	$(PY) $(PYTEST)
 
 test-fast: .venv/.test
