@@ -7,12 +7,13 @@ Shapes: B sequences, T tokens each, C channels (n_embd), nh heads of hs channels
 """
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from zlib import crc32
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
@@ -35,11 +36,11 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos(), persistent=False)  # (T, hs / 2)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         T = x.shape[2]
         return self.rotate(x, self.cos[:T], self.sin[:T])
 
-    def rotate(self, x, cos, sin):
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         a, b = x.chunk(2, dim=3)
         return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=3).type_as(x)
 
@@ -177,7 +178,7 @@ class GPT(nn.Module):
         if config.pad_vocab_to > 1:
             self.pad_vocabulary(-config.vocab_size % config.pad_vocab_to)
 
-    def init_weights(self, named):
+    def init_weights(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Initializes as GPT-2: normal(0, 0.02), divided by √(2 · n_layer) for projections into the residual stream.
 
         With zero_init these projections are zeros, and so is an untied head: all tokens are then equally likely.
@@ -193,7 +194,7 @@ class GPT(nn.Module):
             if self.config.zero_init and name.endswith(("proj.weight", "head.weight")):
                 nn.init.zeros_(parameter)
 
-    def pad_vocabulary(self, n_rows):
+    def pad_vocabulary(self, n_rows: int) -> None:
         """Appends n_rows zero rows to the head's weight; their logits are -∞, so their probability is 0."""
         self.head.weight = weight = nn.Parameter(F.pad(self.head.weight.detach(), (0, 0, 0, n_rows)))
         if self.config.tie_embeddings:
@@ -203,7 +204,7 @@ class GPT(nn.Module):
             bias = torch.zeros(len(weight)).index_fill(0, torch.arange(self.config.vocab_size, len(weight)), -math.inf)
             self.head.register_buffer("bias", bias, persistent=False)  # a constant, not saved
 
-    def hidden(self, tokens):
+    def hidden(self, tokens: Tensor) -> Tensor:
         """Token ids (B, T) -> normalized final hidden states (B, T, C)."""
         x = self.token_embedding(tokens)
         if self.config.embedding_norm:
@@ -237,7 +238,7 @@ class GPT(nn.Module):
                 x = block(x) if i % every else recompute(block, x, use_reentrant=False)
         return self.norm(x)
 
-    def logits(self, tokens):
+    def logits(self, tokens: Tensor) -> Tensor:
         """Token ids (B, T) -> logits of the next token at every position (B, T, V)."""
         return self.capped(self.head(self.hidden(tokens)))
 
@@ -249,12 +250,12 @@ class GPT(nn.Module):
                 values[block] = self.value_lambdas[i] * self.value_embeddings[i](tokens)
         return values
 
-    def capped(self, logits):
+    def capped(self, logits: Tensor) -> Tensor:
         """Logits within ±logit_softcap, by a tanh (Gemma Team 2024), without padding; 0: unchanged."""
         cap = self.config.logit_softcap
         return cap * (logits[..., : self.config.vocab_size] / cap).tanh() if cap else logits
 
-    def forward(self, tokens, targets):
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Token ids and targets (B, T) -> summed loss () in nats; targets of IGNORE do not count.
 
         A sum, not a mean: the caller divides once, by the token count of all batches.

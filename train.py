@@ -7,23 +7,28 @@ one stage changes.
 
 import math
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
 
 from model import GPT
 from nanoladder import data, machine, optim, parallel
+from nanoladder.config import Config
 from nanoladder.entry import run_script
 from nanoladder.run import Run, halve_micro_batch, load_config, prepare
 
 # -- 1. The machine
 
 
-def set_up(config):
+def set_up(config: Config) -> torch.device:
     """Applies process-wide settings, before any tensor is created. Returns this process's device."""
     torch.set_float32_matmul_precision(config.matmul_precision)
     device = parallel.init_process_group(config, machine.choose_device(config.device))
@@ -36,7 +41,7 @@ def set_up(config):
 # -- 2. The batches: a pure function of (seed, step); inputs and targets are (B, T)
 
 
-def training_batches(split, config, first_step, device):
+def training_batches(split: data.Split, config: Config, first_step: int, device: torch.device) -> Iterator[data.Batch]:
     """Returns an iterator over the batches of steps first_step to max_steps, on the device."""
     batches = parallel.share(data.TrainingBatches(split, config))
     steps = range(first_step, config.max_steps + 1)
@@ -57,7 +62,7 @@ def training_batches(split, config, first_step, device):
 # -- 3. The model
 
 
-def build_model(config, device):
+def build_model(config: Config, device: torch.device) -> nn.Module:
     model = parallel.build(GPT, config, device)
     if config.pipeline_parallel > 1:
         model = parallel.apply_pipeline_parallel(model)
@@ -82,7 +87,7 @@ def build_model(config, device):
 # -- 4. The optimizer and its schedule
 
 
-def build_optimizer(model, config):
+def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
     """Builds the optimizer. Weight decay (Loshchilov & Hutter 2019) covers matrices, not norms, biases or positions."""
     decayed, others = [], []
     for name, parameter in model.named_parameters():
@@ -112,12 +117,12 @@ def build_optimizer(model, config):
     return optimizer
 
 
-def build_scaler(config, device):
+def build_scaler(config: Config, device: torch.device) -> GradScaler:
     """Scales float16's loss up, so that small gradients do not underflow (Micikevicius et al. 2018)."""
     return torch.amp.GradScaler(device.type, enabled=machine.choose_dtype(config.dtype, device) == torch.float16)
 
 
-def learning_rate(step, config):
+def learning_rate(step: int, config: Config) -> float:
     """Linear warm-up, then decay to min_lr, by a cosine (Loshchilov & Hutter 2017). Steps count from 1."""
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
@@ -130,7 +135,9 @@ def learning_rate(step, config):
 # -- 5. The step: shared by training, measuring and replaying
 
 
-def train_step(model, optimizer, scaler, batch, lr, config):
+def train_step(
+    model: nn.Module, optimizer: Optimizer, scaler: GradScaler, batch: data.Batch, lr: float, config: Config
+) -> tuple[Tensor | float, Tensor]:
     """Applies one update. Returns the batch's mean loss over valid tokens and the gradient norm before clipping."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_factor", 1.0) if config.scales_lr else lr
@@ -150,13 +157,13 @@ def train_step(model, optimizer, scaler, batch, lr, config):
     return loss if config.lazy_metrics else loss.item(), grad_norm
 
 
-def autocast(config, device):
+def autocast(config: Config, device: torch.device) -> torch.autocast:
     """A context in which matrices are multiplied in half precision; in float32 if the device has none."""
     dtype = machine.choose_dtype(config.dtype, device)
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
-def forward_backward(model, scaler, batch, config):
+def forward_backward(model: nn.Module, scaler: GradScaler, batch: data.Batch, config: Config) -> Tensor:
     """Computes the gradients of the batch's mean loss. Returns the loss, in nats per token."""
     n_tokens = parallel.all_reduce_mean(batch.n_tokens)  # a mean, because losses and gradients are averaged too
     if config.pipeline_parallel > 1 and parallel.world_size() > 1:
@@ -179,7 +186,7 @@ def forward_backward(model, scaler, batch, config):
 
 
 @torch.no_grad()
-def evaluate(model, split, config, device):
+def evaluate(model: nn.Module, split: data.Split, config: Config, device: torch.device) -> float:
     """Returns the mean loss, in nats per token, over the fixed validation windows, without dropout."""
     model.eval()
     loss_sum, n_tokens = 0.0, 0
@@ -192,7 +199,7 @@ def evaluate(model, split, config, device):
     return parallel.add(loss_sum) / parallel.add(n_tokens)
 
 
-def train(config):
+def train(config: Config) -> None:
     """Trains a model as configured. Writes everything to config.out_dir."""
     device = set_up(config)
     dataset = data.open_dataset(config)
@@ -212,7 +219,7 @@ def train(config):
             run.save_if_due()
 
 
-def main(argv):
+def main(argv: list[str]) -> None:
     config = load_config(argv or ["--usage"])
     while config:
         try:

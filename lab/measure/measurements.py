@@ -13,6 +13,8 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -96,18 +98,18 @@ class Clock:
     read when the device has finished; in between, a host may run ahead.
     """
 
-    def __init__(self, device, turn=None):
+    def __init__(self, device: torch.device, turn: Callable | None = None) -> None:
         requests = iter([WINDOW, None])
         self.device, self.turn = device, turn or (lambda figures: next(requests))
         self.losses = []  # of the first COMPARED steps: numbers, or tensors on the device
 
-    def start(self, resident=None):
+    def start(self, resident: int | None = None) -> None:
         """Starts the clock, after all imports. resident: bytes before anything was built, if that was not now."""
         self.resident_before, self.times = resident or resident_before(), {}
         self.phases = self.measure()
         self.next(None)
 
-    def step(self, loss):
+    def step(self, loss: Any) -> bool:
         """Counts a step that has ended, and its loss. Returns True if it was the last one."""
         if len(self.losses) < COMPARED:
             self.losses.append(loss)
@@ -135,7 +137,7 @@ class Clock:
                 yield lead
             self.times["seconds"] = yield max(1, round(request / seconds))
 
-    def figures(self):
+    def figures(self) -> dict:
         """Seconds of a step and of the first one, and peak resident memory above the start's."""
         peak = resident_bytes("VmHWM")
         return self.times | {"resident_bytes": peak and peak - self.resident_before}
@@ -151,7 +153,7 @@ def compared(config):
     return dataclasses.replace(config, max_steps=1_000_000, warmup_steps=COMPARED, learning_rate=rate, min_lr=0.0)
 
 
-def time_steps(config, turn=None, threads=None):
+def time_steps(config: Config, turn: Callable | None = None, threads: int | None = None) -> dict:
     """Trains in turns (Clock). Returns the figures of the clock, and the tokens of a step."""
     loop = Loop(compared(config), threads)
     clock = Clock(loop.device, turn)

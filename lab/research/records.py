@@ -174,7 +174,7 @@ def ends(results):
     return names[0], names[-2], names[-1]
 
 
-def log_speedups(results):
+def log_speedups(results: dict) -> list[float]:
     """Logarithms of the speedup of the entry over the naive loop, by seed."""
     naive, _, name = ends(results)
     return stats.paired(results["runs"], naive, name, "seconds", stats.log_ratio)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tiktoken import Encoding
@@ -79,12 +80,12 @@ def check_shape(ours: Config, state: dict, path: Path | str) -> None:
         raise BadInput(f"the config has {given}, unlike the model of {path}; expected {flags}")
 
 
-def load_weights(model: GPT, state: dict, path: Path | str) -> None:
+def load_weights(model: torch.nn.Module, state: dict, path: Path | str) -> None:
     """Loads a checkpoint's weights into the model; with a shorter context_length, only the first positions. Collective.
 
     Raises BadInput as check_shape() does.
     """
-    ours = model.config
+    ours: Any = model.config
     check_shape(ours, state, path)
     weights = dict(state["model"])
     if ours.position == "learned":
@@ -111,7 +112,9 @@ def check_resumes(config: Config, state: dict, path: Path) -> None:
         check_generators(state["generators"], machine.choose_device(config.device))
 
 
-def resume(model: GPT, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, state: dict, path: Path) -> None:
+def resume(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, state: dict, path: Path
+) -> None:
     """Restores model, optimizer, loss scale and generators from a checkpoint that passes check_resumes()."""
     load_weights(model, state, path)
     load_optimizer(model, optimizer, state["optimizer"])

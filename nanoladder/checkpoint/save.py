@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from model import GPT
 from nanoladder import files, parallel
 from nanoladder.checkpoint.folder import BEST, LAST, other_names, prune
 from nanoladder.checkpoint.format import FORMAT_VERSION, flatten, write_checkpoint
@@ -44,7 +43,7 @@ class Writer:
 
     def save(
         self,
-        model: GPT,
+        model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         progress: dict,
@@ -150,7 +149,7 @@ def best_of(progress):
     return {key: progress[key] for key in ("best_val_loss", "best_step")}
 
 
-def find_not_finite(model: GPT, optimizer: torch.optim.Optimizer) -> str | None:
+def find_not_finite(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
     """Returns the name, as in a file, of a weight or optimizer state that is not finite in any process, or None.
 
     Collective. Reads every number once and copies none.
@@ -170,7 +169,7 @@ def is_finite(tensor):
 def snapshot(
     config: Config,
     origin: dict,
-    model: GPT,
+    model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     progress: dict,
@@ -194,6 +193,6 @@ def snapshot(
     return values | {"optimizer": parallel.merge_stages(values["optimizer"])}, parallel.WholeTensors(tensors)
 
 
-def gather_weights(model: GPT) -> dict[str, torch.Tensor | None]:
+def gather_weights(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """Copies a model's weights, {name: whole tensor}, to rank 0's CPU; other ranks get None for tensors. Collective."""
     return dict(parallel.WholeTensors({name: weight for weight, name in names(model).items()}))

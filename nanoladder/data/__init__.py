@@ -12,4 +12,4 @@ from nanoladder.data.batches import (
     full_shared_memory,
     prefetch,
 )
-from nanoladder.data.datasets import open_dataset
+from nanoladder.data.datasets import Dataset, Split, open_dataset

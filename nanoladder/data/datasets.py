@@ -8,6 +8,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -29,7 +30,7 @@ class Split:
     of separate documents no window crosses from one document into the next, and short windows are padded.
     """
 
-    def __init__(self, folder, name, meta, context_length):
+    def __init__(self, folder: Path, name: str, meta: dict, context_length: int) -> None:
         self.arguments = folder, name, meta, context_length
         self.path = folder / f"{name}.bin"
         self.context_length = T = context_length
@@ -47,14 +48,14 @@ class Split:
             self.n_phases = min(T, len(self.tokens) - self.n_windows * T)
 
     @property
-    def n_targets(self):
+    def n_targets(self) -> int:
         """Number of tokens that can be predicted: all but the first of the stream, or of each document."""
         return len(self.tokens) - (len(self.offsets) - 1 if self.documents else 1)
 
     def __reduce__(self):
         return Split, self.arguments  # a worker process maps the file itself
 
-    def cut(self, windows, phases=0):
+    def cut(self, windows: Any, phases: Any = 0) -> tuple[np.ndarray, np.ndarray]:
         """Places in the stream at which windows begin, and the number of targets from there to the end of the document
         or stream: two int64 arrays (n,).
 
@@ -68,7 +69,7 @@ class Split:
         starts = self.offsets[document].astype(np.int64) + (windows - self.first[document]) * self.context_length
         return starts, self.offsets[document + 1].astype(np.int64) - 1 - starts
 
-    def read(self, windows, phases=0):
+    def read(self, windows: Any, phases: Any = 0) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets, two int64 arrays (n, T), of the windows that cut() finds; padding is token 0 with target
         IGNORE.
         """

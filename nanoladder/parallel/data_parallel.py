@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from model import GPT
+import torch
+
 from nanoladder.parallel.context import positions
 from nanoladder.parallel.mesh import mesh
 from nanoladder.private import OrderedDataParallel
@@ -23,11 +24,11 @@ class DistributedDataParallel(OrderedDataParallel):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    def state_dict(self, *args, **kwargs):
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict:
         return self.module.state_dict(*args, **kwargs)
 
 
-def synchronize_last(model: GPT, micro_batches: list) -> Iterator:
+def synchronize_last(model: torch.nn.Module, micro_batches: list) -> Iterator:
     """Yields the micro-batches. Only the last one's backward averages the gradients over processes."""
     *others, last = micro_batches
     synchronize(model, False)

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.nn import utils
 
-from model import GPT
 from nanoladder.parallel.group import gather_objects, rank, world_size
 from nanoladder.parallel.mesh import mesh
 from nanoladder.parallel.pipeline import COPY
@@ -24,7 +23,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def clip_grad_norm_(model: GPT, max_norm: float) -> torch.Tensor:
+def clip_grad_norm_(model: torch.nn.Module, max_norm: float) -> torch.Tensor:
     """Clips the gradients in place. Returns the whole model's gradient norm () before clipping. Collective."""
     copy = COPY if mesh().sizes.pipeline > 1 else None
     counted = [p.grad for name, p in model.named_parameters() if p.grad is not None and name != copy]

@@ -5,7 +5,7 @@ import time
 import torch
 
 
-def synchronized_time(device):
+def synchronized_time(device: torch.device) -> float:
     """Waits until the device has finished all work. Returns the time in seconds, from an arbitrary origin."""
     torch.get_device_module(device.type).synchronize()  # on a CPU a no-op
     return time.perf_counter()

@@ -3,6 +3,7 @@
 import math
 import shlex
 import sys
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ class Watch:
     def check_evaluation(self, val_loss):
         """Ends the run if the validation loss, the same in all processes, is not finite. Collective."""
         if not math.isfinite(val_loss):
-            self.stop(*self.newest, f", validation loss {val_loss}")
+            self.stop(*self.newest, also=f", validation loss {val_loss}")
 
     def check_state(self, model, optimizer):
         """Ends the run if a weight or optimizer state is not finite after the newest step. Collective.
@@ -53,7 +54,7 @@ class Watch:
         The loss and the gradients of a step can be finite and its update still overflow.
         """
         if name := checkpoint.find_not_finite(model, optimizer):
-            self.stop(*self.newest, f"; its update made {name} not finite")
+            self.stop(*self.newest, also=f"; its update made {name} not finite")
 
     def is_far(self, loss):
         """True for a loss so far above that of guessing that the weights must be useless."""
@@ -86,7 +87,7 @@ class Watch:
         sys.exit(1)
 
 
-def explain_compiler_failure(error, config):
+def explain_compiler_failure(error: BaseException, config: Any) -> None:
     """Exits with one line if the error comes from torch.compile."""
     dynamo = loaded_compiler()
     if config.compile and dynamo and isinstance(error, dynamo.exc.TorchDynamoException):

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from nanoladder import files
 from nanoladder.errors import reading
@@ -26,7 +27,7 @@ COLUMNS = [  # key, label and format of each value in a line on the terminal
 ]
 
 
-def read_metrics(path):
+def read_metrics(path: Path) -> list[dict]:
     """Returns the rows, dicts, of a metrics.jsonl, skipping lines that a crash left damaged; [] if there is no file.
 
     Raises BadInput if it is not a regular file, or cannot be read.
@@ -90,7 +91,7 @@ def plot(rows, path, title, counted):
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
 
 
-def draw_counted(axes, losses):
+def draw_counted(axes: Any, losses: dict[str, float]) -> None:
     """Draws the losses of counted predictions, {name: loss}, as lines across a plot of losses."""
     for name, loss in losses.items():
         axes.axhline(loss, color="gray", linewidth=0.8, linestyle=":", zorder=0)

@@ -9,6 +9,7 @@ import torch
 
 from nanoladder import checkpoint, machine, parallel
 from nanoladder.arithmetic import divide, micro_batch_sizes
+from nanoladder.config import Config
 from nanoladder.private import loaded_compiler
 from nanoladder.run.start import CONFIG, changes, read_config, write_config
 
@@ -19,7 +20,7 @@ SMALLER = "a smaller --micro_batch_size, --activation_checkpointing=every:1 or -
 # -- before training
 
 
-def resolve_micro_batch(config):
+def resolve_micro_batch(config: Config) -> Config:
     """Returns the config with a numeric micro_batch_size, the same in every process, in place of auto. Collective."""
     if config.micro_batch_size != "auto":
         return config
@@ -50,7 +51,7 @@ def first_micro_batch(config):
 class OutOfMemory(MemoryError):
     """Raised by a Run whose memory ran out. config: its config."""
 
-    def __init__(self, error, config, device):
+    def __init__(self, error: BaseException, config: Config, device: torch.device) -> None:
         super().__init__(describe(error))
         self.config, self.device = config, device
 
@@ -59,7 +60,7 @@ def describe(error):
     return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".: ")
 
 
-def halve_micro_batch(config, error):
+def halve_micro_batch(config: Config, error: Exception) -> Config | None:
     """Returns the config of the next attempt at a run with micro_batch_size=auto whose memory ran out.
 
     As accelerate's find_executable_batch_size does. It continues from the run's last checkpoint, if there is one, with

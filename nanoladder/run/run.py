@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from nanoladder import checkpoint, files, machine, parallel
 from nanoladder.arithmetic import flops_per_token
 from nanoladder.config import Config
 from nanoladder.data import full_shared_memory
+from nanoladder.data.batches import Batch
 from nanoladder.data.counting import counted_losses
 from nanoladder.data.datasets import Dataset
 from nanoladder.entry import outlast_output
@@ -49,7 +51,9 @@ class Prepared(NamedTuple):
     contexts: contextlib.ExitStack
 
 
-def prepare(config, dataset, device, learning_rate):
+def prepare(
+    config: Config, dataset: Dataset, device: torch.device, learning_rate: Callable[[int, Config], float]
+) -> Prepared:
     """Prepares a run and prints its header. Returns it, with numbers for vocab_size=0 and micro_batch_size=auto.
 
     Raises BadInput for all that can be refused before the model is built: a config that cannot run or resume, a model
@@ -93,7 +97,13 @@ class Run:
     `with` block explains torch.compile errors, and raises OutOfMemory for those of memory.
     """
 
-    def __init__(self, prepared, model, optimizer, scaler=UNSCALED):
+    def __init__(
+        self,
+        prepared: Prepared,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler = UNSCALED,
+    ) -> None:
         """Loads what the run starts from, and makes its out_dir ready. Raises BadInput."""
         config, start = prepared.config, prepared.start
         start.load(model, optimizer, scaler)
@@ -117,7 +127,7 @@ class Run:
 
     # -- the steps
 
-    def steps(self, batches):
+    def steps(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
         """Yields (step, batch) up to max_steps, or until a signal ends the run."""
         batches = iter(batches)
         if self.config.compile and self.first_step <= self.config.max_steps:
@@ -145,12 +155,12 @@ class Run:
             if not isinstance(error, Interrupted):
                 raise
 
-    def due(self, interval):
+    def due(self, interval: int) -> bool:
         """True if this step ends an interval of `interval` steps (0: never). The last step ends every interval."""
         step = self.progress["step"]
         return interval > 0 and (step % interval == 0 or step == self.config.max_steps)
 
-    def log_step(self, lr, loss, grad_norm):
+    def log_step(self, lr: float, loss: torch.Tensor | float, grad_norm: torch.Tensor) -> None:
         """Records a training step, whose loss and grad_norm may still be on the device. Fills a row if one is due.
 
         Collective.
@@ -190,7 +200,7 @@ class Run:
         mfu = {"mfu": rate * flops_per_token(self.config) / (peak * parallel.world_size())} if peak else {}
         return {"step_ms": seconds / n_steps * 1e3, "tokens_per_s": rate, **mfu}
 
-    def log_evaluation(self, val_loss):
+    def log_evaluation(self, val_loss: float) -> None:
         """Adds the validation loss to this step's row, and its bits per byte unless nanoGPT wrote the dataset.
 
         Collective.
@@ -200,7 +210,7 @@ class Run:
         if bits := self.dataset.bits_per_nat:
             self.row["val_bpb"] = val_loss * bits
 
-    def save_if_due(self):
+    def save_if_due(self) -> None:
         """Writes this step's metrics row, if any, and a checkpoint if one is due or the validation loss is the best.
 
         Collective.

@@ -8,8 +8,9 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nanoladder import checkpoint, files
 from nanoladder.config import (
@@ -25,6 +26,7 @@ from nanoladder.config import (
     parse_arguments,
     typed,
 )
+from nanoladder.data.datasets import Dataset
 from nanoladder.errors import BadInput, reading
 from nanoladder.tokenizer.encoding import identify
 
@@ -37,7 +39,7 @@ INERT_KEYS = ("out_dir", "init_from", "new_data")  # keys that do not affect tra
 # -- the config
 
 
-def load_config(argv, options=()):
+def load_config(argv: list[str], options: Iterable[str] = ()) -> Config:
     """Makes a Config from a command line (without the program's name); raises BadInput.
 
     `--help` prints all keys, `--usage` the most useful commands. options: names of the script's own options, already
@@ -102,8 +104,8 @@ class Start(NamedTuple):
 
     origin: dict
     progress: dict
-    source: str | None = None
-    state: dict | None = None
+    source: Any = None
+    state: Any = None
     resumes: bool = False
     former_best: int = 0
     message: str = ""
@@ -144,7 +146,7 @@ def find_start(config, dataset):
     return new_start(config, dataset)
 
 
-def new_start(config, dataset):
+def new_start(config: Config, dataset: Dataset) -> Start:
     """Returns the Start of a new run, perhaps from the model that init_from names. Raises BadInput as find_start()."""
     source = config.init_from
     progress = {"step": 0, "best_val_loss": math.inf, "best_step": 0, "interval_loss": 0.0, "interval_steps": 0}
@@ -166,7 +168,7 @@ def origin_of(config, dataset, state, source):
     return {"tokenizer": tokenizer, "data": dataset.fingerprint()}
 
 
-def check_data(config, data, state, path):
+def check_data(config: Config, data: dict, state: dict, path: Path) -> str:
     """Returns a text to print if the dataset is not that of a checkpoint, else "". data: its fingerprint().
 
     Raises BadInput if it has the same name, unless new_data is set.

@@ -8,6 +8,7 @@ import importlib
 import os
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -48,7 +49,13 @@ def require_checkout(nanogpt: Path | str) -> None:
         raise BadInput(f"--nanogpt={nanogpt}: no train.py there; expected a checkout of karpathy/nanoGPT")
 
 
-def measure(config, turn=None, peer="ours", best=False, nanogpt=None):
+def measure(
+    config: Config,
+    turn: Callable | None = None,
+    peer: str = "ours",
+    best: bool = False,
+    nanogpt: Path | str | None = None,
+) -> dict:
     """Trains by the peer in the file of that name, in turns (Clock). Returns its figures.
 
     best: its own best settings, instead of its defaults. nanogpt: path of a checkout.
