@@ -146,3 +146,52 @@ def test_patches_are_confined_to_one_file():
 
 def is_text(node):
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def find(module, name):
+    """Returns (path, node) of the function or class that a module has under a name; None if it is something else."""
+    for node in TREES[MODULES[module]].body:
+        if getattr(node, "name", None) == name:
+            return MODULES[module], node
+        if isinstance(node, ast.ImportFrom) and node.module in MODULES and name in {each.name for each in node.names}:
+            return find(node.module, name)
+    return None
+
+
+def doors():
+    """Every function that another room calls, as ("file:line name", node).
+
+    These are the functions and classes that a room's __init__ offers, that another room imports, or that it reads from
+    a module; of a class, its constructor and the methods whose names are read in a file that imports from the room.
+    """
+    read, users, offered = {}, {}, set()  # {file: names of attributes in it}, {room: files that import from it}
+    for path in MODULES.values():
+        modules, uses = {}, []  # {name: module}, [(module, name in it)]
+        for node in ast.walk(TREES[path]):
+            if isinstance(node, ast.Attribute):
+                read.setdefault(path, set()).add(node.attr)
+                uses.append((modules.get(ast.unparse(node.value)), node.attr))
+            for alias in node.names if isinstance(node, ast.ImportFrom) else []:
+                if (module := f"{node.module}.{alias.name}") in MODULES:
+                    modules[alias.asname or alias.name] = module
+                uses.append((node.module, alias.name))
+        for owner, node in {find(module, name) for module, name in uses if module in MODULES} - {None}:
+            if owner.parent != path.parent:
+                users.setdefault(owner.parent, set()).add(path)
+            if owner.parent != path.parent or path.name == "__init__.py":
+                offered.add((owner, node))
+    for path, node in offered:
+        names = {"__init__"}.union(*(read.get(user, ()) for user in users.get(path.parent, ())))
+        functions = [part for part in getattr(node, "body", []) if isinstance(part, ast.FunctionDef)]
+        for function in [node] if isinstance(node, ast.FunctionDef) else functions:
+            if function is node or function.name in names:
+                yield f"{path}:{function.lineno} {function.name}", function
+
+
+def test_what_rooms_call_of_each_other_is_annotated():
+    for place, function in doors():
+        if place.startswith("model.py") and function.name == "__init__":
+            continue  # takes a config, whose type stands above it
+        parameters = [each for each in ast.walk(function.args) if isinstance(each, ast.arg)]
+        bare = [each.arg for each in parameters if not each.annotation and each.arg != "self"]
+        assert function.returns and not bare, f"{place}: expected types of {bare} and of what it returns"
