@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -62,7 +62,7 @@ def training_batches(split: data.Split, config: Config, first_step: int, device:
 # -- 3. The model
 
 
-def build_model(config: Config, device: torch.device) -> nn.Module:
+def build_model(config: Config, device: torch.device) -> GPT:
     model = parallel.build(GPT, config, device)
     if config.pipeline_parallel > 1:
         model = parallel.apply_pipeline_parallel(model)
@@ -81,13 +81,13 @@ def build_model(config: Config, device: torch.device) -> nn.Module:
     elif config.ddp and parallel.world_size() > 1:
         model = parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     torch.manual_seed(config.seed + parallel.rank())  # dropout differs between processes
-    return model
+    return model  # pyright: ignore  wrapped or not, as a GPT
 
 
 # -- 4. The optimizer and its schedule
 
 
-def build_optimizer(model: nn.Module, config: Config) -> Optimizer:
+def build_optimizer(model: GPT, config: Config) -> Optimizer:
     """Builds the optimizer. Weight decay (Loshchilov & Hutter 2019) covers matrices, not norms, biases or positions."""
     decayed, others = [], []
     for name, parameter in model.named_parameters():
@@ -136,7 +136,7 @@ def learning_rate(step: int, config: Config) -> float:
 
 
 def train_step(
-    model: nn.Module, optimizer: Optimizer, scaler: GradScaler, batch: data.Batch, lr: float, config: Config
+    model: GPT, optimizer: Optimizer, scaler: GradScaler, batch: data.Batch, lr: float, config: Config
 ) -> tuple[Tensor | float, Tensor]:
     """Applies one update. Returns the batch's mean loss over valid tokens and the gradient norm before clipping."""
     for group in optimizer.param_groups:
@@ -163,7 +163,7 @@ def autocast(config: Config, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
-def forward_backward(model: nn.Module, scaler: GradScaler, batch: data.Batch, config: Config) -> Tensor:
+def forward_backward(model: GPT, scaler: GradScaler, batch: data.Batch, config: Config) -> Tensor:
     """Computes the gradients of the batch's mean loss. Returns the loss, in nats per token."""
     n_tokens = parallel.all_reduce_mean(batch.n_tokens)  # a mean, because losses and gradients are averaged too
     if config.pipeline_parallel > 1 and parallel.world_size() > 1:
@@ -186,7 +186,7 @@ def forward_backward(model: nn.Module, scaler: GradScaler, batch: data.Batch, co
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: data.Split, config: Config, device: torch.device) -> float:
+def evaluate(model: GPT, split: data.Split, config: Config, device: torch.device) -> float:
     """Returns the mean loss, in nats per token, over the fixed validation windows, without dropout."""
     model.eval()
     loss_sum, n_tokens = 0.0, 0

@@ -207,7 +207,7 @@ def parser_of(mode, **settings):
     parser.add_argument("--mode", type=one_of(*MODES), metavar="MODE", help="(default: ladder)")
     for name, (parse, default, meaning) in OPTIONS.items():
         kind: dict = {"type": parse, "default": default} if parse else {"action": "store_true"}
-        several = {"nargs": "+", "metavar": "KEY=a,b"} if name == "vary" else {}
+        several: dict = {"nargs": "+", "metavar": "KEY=a,b"} if name == "vary" else {}
         meaning += f" (default: {default})" if default else ""
         shown = meaning if name in MODES[mode].options else argparse.SUPPRESS
         parser.add_argument(f"--{name}", help=shown, **kind, **several)

@@ -59,7 +59,7 @@ def stage_rows(names, words):
 
 def toggled(config, stage):
     """Returns the row in which one stage is toggled: off if the config has it, else on."""
-    (field,), path = fields(stage), stage_path(stage_below(stage))
+    (field,), path = fields(stage), stage_path(stage_below(stage))  # pyright: ignore
     below = [ast.literal_eval(fields(other)[field]) for other in path if field in fields(other)]
     if getattr(config, field) in below:
         return f"with {stage}", changed(config, {field: apply([files()[stage]], {}, vars(config))[field]})

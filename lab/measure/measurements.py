@@ -73,7 +73,7 @@ class Loop:
         self.scaler = train.build_scaler(config, self.device)
         self.batches = enumerate(train.training_batches(self.dataset.train, config, 1, self.device), 1)
 
-    def step(self) -> float:
+    def step(self) -> Any:
         """Takes the next step. Returns its loss, which may be a tensor on the device."""
         with record_function("data wait"):
             number, batch = next(self.batches)

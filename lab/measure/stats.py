@@ -184,7 +184,7 @@ def times(interval):
     return f"{f'{middle:.2f}×' if interval.significant else '≈ 1'} ({low:.2f}–{high:.2f})"
 
 
-def in_words(samples: dict[str, list[float]]) -> dict[str, str]:
+def in_words(samples: dict) -> dict:
     """{name: times()} of {name: logarithms of ratios, by round}; the mean ratio alone of fewer rounds than LEAST."""
     known = intervals({name: logs for name, logs in samples.items() if len(logs) >= LEAST})
     return {name: times(known[name]) if name in known else f"{mean_ratio(logs):.2f}×" for name, logs in samples.items()}

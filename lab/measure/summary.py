@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from collections.abc import Iterable
 
 from lab.measure.stats import LEAST, LEVEL, LOOKED, intervals
 from lab.measure.turns import differences
@@ -71,7 +72,7 @@ def pairs(names, mode):
     return [(name, other) for name in names for other in dict.fromkeys(others[name]) if other not in (None, name)]
 
 
-def row_below(name: str, names: list[str]) -> str | None:
+def row_below(name: str, names: Iterable[str]) -> str | None:
     """The one of some rows of --mode=ladder, by name, that a row is compared with; None if there is none.
 
     For a stage it is the nearest that it stands on; for the config as it is, the last before it.

@@ -217,7 +217,7 @@ def against(first, row):
     return f"{row['val_loss'] - first['val_loss']:+.4f}" if "val_loss" in row else gain(row, first["name"])
 
 
-def gain(row: dict, other: str) -> str:
+def gain(row: dict, other: str | None) -> str:
     """A row's gain over another one; empty if they were timed together in too few rounds."""
     return times(row["gains"][other]) if other in row.get("gains", ()) else ""
 
@@ -272,7 +272,7 @@ def texts(rows: dict[str, dict[str, str]]) -> str:
     return markdown(columns, [row | {"name": name, "note": None} for name, row in rows.items()])
 
 
-def markdown(columns: dict[str, Callable[[dict], str]], rows: list[dict], width: float = math.inf) -> str:
+def markdown(columns: dict[str, Callable], rows: list[dict], width: float = math.inf) -> str:
     """A Markdown table whose source reads well too. A cell whose figure was not measured is empty; empty columns go.
 
     width: of its lines, in characters; columns from the first that does not fit are left out.
@@ -293,7 +293,7 @@ def markdown(columns: dict[str, Callable[[dict], str]], rows: list[dict], width:
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in body)
 
 
-def cell(text: Callable[[dict], str], row: dict) -> str:
+def cell(text: Callable, row: dict) -> str:
     """The text of a row's cell, empty if one of the FIGURES was not measured. Raises KeyError for any other name."""
     try:
         return text(row)

@@ -141,7 +141,7 @@ def costs(config: Config) -> dict:
 def predict_row(
     name: str,
     config: Config | BadInput,
-    device: Device,
+    device: Device | None,
     device_type: str = "cpu",
     world_size: int = 1,
     memory_gb: float | None = None,

@@ -71,7 +71,7 @@ class Stage:
         return diffs.definitions(self.below, self.name)
 
     def short_diff(self, program):
-        lines = diffs.diff(self.below, self.name, program)
+        lines = diffs.diff(self.below, self.name, program)  # pyright: ignore
         return "\n".join(re.sub("^@@ .* @@", "@@", line).rstrip() for line in lines).rstrip()
 
 

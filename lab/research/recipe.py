@@ -157,7 +157,7 @@ class Protocol:
 
     # -- losses
 
-    def losses(self, row, length, seeds, factor=None):
+    def losses(self, row, length, seeds, factor=None) -> Any:
         """Returns a row's losses by seed; None if some are missing, which it then adds to the wanted runs."""
         runs = [TrainingRun(row.name, row.config, seed, factor or row.factor, length) for seed in seeds]
         losses = [self.loss(run) for run in runs]
@@ -176,7 +176,7 @@ class Protocol:
         """The losses of a row's screening."""
         return self.losses(row, row.tuned_at, row.seeds)
 
-    def tune(self, row, length, center, lowest=math.inf):
+    def tune(self, row, length, center, lowest=math.inf) -> Any:
         """Sets and returns the factor of the learning rate whose worst seed is best; None if runs are missing.
 
         The mean would choose rates at which two seeds do well and the third does not. lowest: every factor from here to

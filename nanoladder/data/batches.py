@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
         """Number of valid targets: a tensor () on the batch's device, so that counting does not wait for the GPU."""
         return (self.targets != IGNORE).sum()
 
-    def split(self, size: int) -> list["Batch"]:
+    def split(self, size: Any) -> list["Batch"]:
         """List of micro-batches of `size` sequences."""
         return [Batch(*parts) for parts in zip(self.inputs.split(size), self.targets.split(size), strict=True)]
 

@@ -49,7 +49,7 @@ class Stage(GPT):
     def forward(self, x, targets=None):
         dtype = choose_dtype(self.config.dtype, x.device)
         with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):  # not around a schedule's backward
-            return super().forward(x, targets) if self.is_last else self.hidden(x)
+            return super().forward(x, targets) if self.is_last else self.hidden(x)  # pyright: ignore
 
 
 class Zero(nn.Module):

@@ -109,5 +109,5 @@ def outcome(rung, row):
     verdict, opening, doubt = row["verdict"].partition(" (")
     factor = row.get("step") or row.get("without") or {"times": 1.0}
     words = (WITHOUT if row["note"] else BESIDE).get(verdict, f"{{rung}} {verdict}")
-    times = f"{BOUNDS[factor.get('bound', '')]}{factor['times']:.2f}"
+    times = f"{BOUNDS[factor.get('bound', '')]}{factor['times']:.2f}"  # pyright: ignore
     return words.format(rung=rung, times=times, doubt=(opening + doubt).replace("± ", "±\u00a0"))
