@@ -159,7 +159,7 @@ def predict_row(
         row |= {"memory": dataclasses.asdict(memory), "peak": memory.peak, "parameters": cost["n_params"]}
         if memory_gb:
             row["fits"] = largest_micro_batch(config, 1e9 * memory_gb, device_type, world_size)
-        time = predict_time(config, device, device_type, world_size)
+        time = predict_time(config, device, device_type, world_size)  # pyright: ignore
         tokens_per_s = config.batch_size * config.context_length / time.seconds
         row |= {"time": time, "seconds": time.seconds, "tokens_per_s": tokens_per_s}
         row["mfu"] = tokens_per_s * cost["flops_per_token"] / (world_size * max(device.flops.values()))

@@ -291,7 +291,7 @@ class Protocol:
             else:
                 self.confirm_row(rest, self.base.factor)
 
-    def confirm_row(self, row, lowest=math.inf):
+    def confirm_row(self, row, lowest: Any = math.inf):
         """Wants a row's runs on fresh seeds. Its length, if it has none, follows from its screening's tokens ×."""
         if row.length is None and (screened := self.log_gains(row, fresh=False)):
             row.length = round(self.config.max_steps / math.exp(statistics.fmean(screened))) / self.config.max_steps
