@@ -167,7 +167,7 @@ def forward_backward(model: GPT, scaler: GradScaler, batch: data.Batch, config: 
     """Computes the gradients of the batch's mean loss. Returns the loss, in nats per token."""
     n_tokens = parallel.all_reduce_mean(batch.n_tokens)  # a mean, because losses and gradients are averaged too
     if config.pipeline_parallel > 1 and parallel.world_size() > 1:
-        return parallel.all_reduce_mean(model.forward_backward(batch, n_tokens))
+        return parallel.all_reduce_mean(model.forward_backward(batch, n_tokens))  # pyright: ignore  a Pipeline
     if config.micro_batch_size:
         loss = 0.0
         for part in parallel.synchronize_last(model, batch.split(config.micro_batch_size)):
