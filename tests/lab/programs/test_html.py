@@ -133,10 +133,13 @@ def test_the_first_stage_has_a_bar_of_each_and_says_what_all_gain():
 
 def planted(**row):
     """Figures of amp beside naive's."""
-    naive = {"name": "naive", "note": None, "seconds": 2.0, "rounds": [2.0] * 3, "shares": dict.fromkeys(KINDS, 0.1)}
+    naive = {"name": "naive", "note": None, "seconds": 2.0, "rounds": [2.0] * 3, "turns": 0}
+    naive |= {"shares": dict.fromkeys(KINDS, 0.1)}
     rows = {"naive": naive, "amp": naive | {"name": "amp"} | row}
+    for each in rows.values():
+        each["rounds"] = dict(enumerate(each["rounds"]))
     summary.add_gains(list(rows.values()), "ladder")
-    return stage_cards.stage_card(Measured("a/b", "ladder", RESULTS[FILES[0]], rows), "amp")
+    return stage_cards.stage_card(Measured("a/b", "ladder", figures.shown().results, rows), "amp")
 
 
 @pytest.mark.parametrize(
