@@ -42,7 +42,7 @@ class Interval(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def intervals(samples: dict, level: float = LEVEL) -> dict[str, Interval]:
+def intervals(samples: dict, level: float = LEVEL) -> dict:
     """{name: Interval} of {name: differences by round}, LEAST or more each; they are simultaneous at this level."""
     if not samples:
         return {}
