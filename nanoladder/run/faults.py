@@ -25,6 +25,7 @@ class Watch:
     def __init__(self, config, device, scaler):
         self.config, self.device, self.scaler = config, device, scaler
         self.steps, self.newest = [], None
+        self.was_far = False  # a loss of this run was
 
     def check(self, step, lr, loss, grad_norm, due):
         """Ends the run if this step or one since the last look was faulty. Looks at CUDA if due or after LOOK steps."""
@@ -35,6 +36,7 @@ class Watch:
         scale = self.scaler.get_scale() if self.scaler.is_enabled() else None
         for step, lr, loss, grad_norm in self.steps:
             loss, grad_norm = float(loss), float(grad_norm)
+            self.was_far |= self.is_far(loss)
             overflowed = scale is None and not math.isfinite(grad_norm)  # the scaler skips such a step
             nothing_learned = grad_norm == 0 and loss != 0
             if not math.isfinite(loss) or overflowed or nothing_learned:
@@ -74,8 +76,9 @@ class Watch:
         """Ends the run with one line: step, likely causes, replay command. Collective."""
         loss, grad_norm = float(loss), float(grad_norm)
         causes = f"learning_rate={self.config.learning_rate} is too high, the warm-up too short, or the data damaged"
-        if grad_norm == 0 and not self.is_far(loss):
-            causes = f"torch {torch.__version__} loses the gradients (try --compile=False), or all weights are 0"
+        if grad_norm == 0 and not self.was_far:  # huge weights give gradients of 0 too, at any loss
+            cure = " (try --compile=False)" if self.config.compile else ""
+            causes = f"torch {torch.__version__} loses the gradients{cure}, or all weights are 0"
         line = (
             f"error: stopped at step {step}: loss {loss}, gradient norm {grad_norm}, learning rate {lr:.3g}{also}. "
             f"Nothing was saved since. Likely causes: {causes}. To find its origin: "

@@ -83,7 +83,7 @@ class Lazy:
 
 
 def test_a_gpu_s_results_are_read_only_when_they_are_due(capsys, monkeypatch):
-    watch = faults.Watch(tiny(), torch.device("cuda"), UNSCALED)
+    watch = faults.Watch(tiny(vocab_size=17), torch.device("cuda"), UNSCALED)
     for step in range(1, 10):
         watch.check(step, 1e-3, Lazy(1.0), Lazy(2.0), due=step == 9)
         assert Lazy.reads == (18 if step == 9 else 0)
@@ -176,10 +176,12 @@ def test_a_run_that_ends_at_an_absurd_loss_says_so(config, run_main):
     assert run_main(train.main, *words(config, out_dir=f"{config.out_dir} too")).err == ""
 
 
-def test_gradients_of_0_at_an_absurd_loss_are_not_pytorch_s_fault(capsys):
+@pytest.mark.parametrize("loss", [1e6, math.log(17)])
+def test_gradients_of_0_at_or_after_an_absurd_loss_are_not_pytorch_s_fault(loss, capsys):
     watch = faults.Watch(tiny(vocab_size=17), torch.device("cpu"), UNSCALED)
+    watch.check(4, 100.0, 1e6, 1.0, due=True)
     with pytest.raises(SystemExit):
-        watch.check(5, 100.0, 1e6, 0.0, due=True)
+        watch.check(5, 100.0, loss, 0.0, due=True)
     assert "loses the gradients" not in (line := capsys.readouterr().err) and "learning_rate=0.01 is too high" in line
 
 
