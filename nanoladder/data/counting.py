@@ -40,7 +40,7 @@ def counted_losses(dataset: Dataset, config: Config) -> dict[str, float]:
         if kept["data"] == dataset.fingerprint():
             return {name: float(kept["losses"][name]) for name in NAMES}
     inputs, targets = dataset.val.read(windows)
-    probabilities = Counts(dataset.train.tokens, dataset.vocab_size).probabilities(inputs, targets)
+    probabilities = Counts(sample(dataset.train), dataset.vocab_size).probabilities(inputs, targets)
     losses = {name: float(-np.log(probabilities[name][targets != IGNORE]).mean()) for name in NAMES}
     with contextlib.suppress(OSError):
         files.write(path, json.dumps({"data": dataset.fingerprint(), "losses": losses}, indent=2) + "\n")
@@ -48,11 +48,14 @@ def counted_losses(dataset: Dataset, config: Config) -> dict[str, float]:
 
 
 class Counts:
-    """Unigrams, bigrams and trigrams of token ids (N,) below V. A number stands for an n-gram: (u · V + v) · V + w."""
+    """Unigrams, bigrams and trigrams in rows (n, m) of token ids below V.
 
-    def __init__(self, tokens, vocab_size):
+    A number stands for an n-gram: (u · V + v) · V + w.
+    """
+
+    def __init__(self, rows, vocab_size):
         self.vocab_size = V = vocab_size
-        rows = sample(tokens).astype(np.int64)
+        rows = rows.astype(np.int64)
         bigrams = rows[:, :-1] * V + rows[:, 1:]
         trigrams = (bigrams[:, :-1] * V + rows[:, 2:]).ravel()
         self.unigrams = np.bincount(rows.ravel(), minlength=V)  # (V,)
@@ -129,9 +132,15 @@ def copy(inputs, targets, probabilities):
     return probabilities
 
 
-def sample(tokens):
-    """Tokens (N,) as rows (n, m): all of them as one row, or SAMPLE of them in evenly spaced blocks."""
+def sample(split):
+    """A split's tokens as rows (n, m): all of them as one row, or SAMPLE of them in evenly spaced blocks."""
+    tokens = split.tokens
     if len(tokens) <= SAMPLE:
         return tokens[None]
     starts = np.linspace(0, len(tokens) - BLOCK, SAMPLE // BLOCK).astype(np.int64)
-    return np.stack([tokens[start : start + BLOCK] for start in starts])
+    blocks = []
+    with open(split.path, "rb", buffering=0) as file:  # through the mapping, a page may bring megabytes of neighbors
+        for start in starts.tolist():
+            file.seek(start * tokens.itemsize)
+            blocks.append(np.frombuffer(file.read(BLOCK * tokens.itemsize), tokens.dtype))
+    return np.stack(blocks)
