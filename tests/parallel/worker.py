@@ -29,7 +29,6 @@ import train
 from nanoladder import checkpoint, parallel
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
-from nanoladder.parallel import data_parallel
 from nanoladder.run import load_config, metrics
 
 reductions = 0
@@ -47,7 +46,7 @@ def counted(function):
     return call
 
 
-class CountedDataParallel(data_parallel.DistributedDataParallel):
+class CountedDataParallel(parallel.DistributedDataParallel):
     def __init__(self, model, **options):
         super().__init__(model, **options)
         self.register_comm_hook(dist.group.WORLD, counted(allreduce_hook))
@@ -85,7 +84,7 @@ def main(argv):
     path, seen = Path(argv[0]), {}
     jobs = json.loads(path.read_text())
     stop, parallel.destroy_process_group = parallel.destroy_process_group, dist.barrier  # one group for all jobs
-    data_parallel.DistributedDataParallel = CountedDataParallel
+    parallel.DistributedDataParallel = CountedDataParallel
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"  # before 2.13
     setattr(dist, name, counted(getattr(dist, name)))
     checkpoint.resume = resume_exactly
