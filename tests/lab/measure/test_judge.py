@@ -295,5 +295,5 @@ def test_an_interrupted_judgment_leaves_no_copy_behind(dense, tmp_path):
         time.sleep(0.05)
     assert list(copies.glob("judge-*/other/train.py"))
     judging.send_signal(signal.SIGTERM)
-    assert judging.wait() == 143 and judging.stderr.read().endswith("\nended by SIGTERM\n")
+    assert judging.wait() == 143 and "\nended by SIGTERM\n" in judging.stderr.read()  # the bar may follow
     assert list(copies.glob("judge-*")) == [] and contents(root) == before
