@@ -170,6 +170,11 @@ def test_learning_rate_schedule(config):
     assert all(rate == config.min_lr for rate in after[max(0, config.warmup_steps - end) :])
 
 
+def test_half_way_between_warm_up_and_end_the_rate_is_half_decayed():
+    config = tiny(learning_rate=1.0, min_lr=0.2, warmup_steps=40, max_steps=140)
+    assert train.learning_rate(90, config) == pytest.approx(0.6)
+
+
 def test_throughput_counts_every_sequence(config, monkeypatch, capsys):
     monkeypatch.setattr(StepClock, "lap", lambda clock: 2.0)
     done = run(config, batch_size=4, micro_batch_size=2, max_steps=6, log_interval=3)

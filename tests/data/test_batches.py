@@ -221,6 +221,11 @@ def test_validation_windows_are_evenly_spaced(folder, n_windows, expected):
     assert expected == 1 or (gaps.min() > 0 and gaps.max() - gaps.min() <= T)
 
 
+def test_a_few_validation_windows_are_spread_over_the_whole_split(folder):
+    split = open_ids(folder, list(range(40 * T + 1))).val
+    assert validation(split, 4, n_windows=4).chosen.tolist() == [0, 9, 19, 29]  # of 39
+
+
 @pytest.mark.parametrize("world_size, micro_batch_size, n_rows", [(1, 2, 2), (2, 0, 4), (4, 1, 1)])
 @pytest.mark.parametrize("n_windows", [1, 37])
 def test_every_process_validates_the_same_number_of_batches(folder, world_size, micro_batch_size, n_rows, n_windows):
