@@ -86,6 +86,26 @@ UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}  
 config.read_file(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
 
 
+class FakeTurns(contextlib.nullcontext):
+    """A launch.Processes, or Command, whose turns all give the same figures, those of figures()."""
+
+    def __init__(self):
+        super().__init__(self)
+
+    def answer(self):
+        self.found = self.figures()
+        return self.found
+
+    def ask(self, seconds):
+        return self.found
+
+    def end(self):
+        return self.found
+
+    def kill(self):
+        pass
+
+
 def pytest_collection_finish():
     gc.collect()
     gc.freeze()  # full collections no longer scan what was imported

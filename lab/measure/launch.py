@@ -145,9 +145,10 @@ def work(rank, connections, streams, environment, live, function, args, options)
         parallel.destroy_process_group()
     except Exception as error:  # its frames, and so the loaders that they hold, end here
         answer = None, (BadInput if isinstance(error, BadInput) else RuntimeError)(reason(error))
+    if answer[1]:  # before the answer, after which this process is killed, and its workers would live on for seconds
+        end_workers()  # an error that a worker raised holds its loader
     connections[rank].send(answer)
     if answer[1]:
-        end_workers()  # an error that a worker raised holds its loader
         sys.exit(1)
 
 

@@ -113,7 +113,7 @@ def timing(processes, gpu, first=None):
 
 def gap(profile, first):
     """Largest difference of a loss from the first row's; the first row itself has none."""
-    gaps = [abs(a - b) for a, b in zip(profile["losses"], first["losses"], strict=False)]  # a slow peer has fewer
+    gaps = [abs(a - b) for a, b in zip(profile["losses"], first["losses"], strict=True)]
     return {} if profile is first else {"gap": max(gaps) if all(map(math.isfinite, gaps)) else math.inf}
 
 

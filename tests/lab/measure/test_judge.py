@@ -1,6 +1,5 @@
 """--mode=judge tells a gain from noise, runs the other version's own code, and leaves the checkout alone."""
 
-import contextlib
 import itertools
 import os
 import random
@@ -12,7 +11,7 @@ import sys
 import time
 
 import pytest
-from conftest import MACHINE, ROOT, contents, flags
+from conftest import MACHINE, ROOT, FakeTurns, contents, flags
 
 from lab.measure import judge, modes, stats
 from lab.measure.runs import LOCK, RUNS, read
@@ -27,22 +26,13 @@ def planted(monkeypatch, dense, tmp_path):
     monkeypatch.setattr(judge, "check_out", lambda folder, *_: {"other": "1234567", "this": "7654321"})
 
     def run(answer, *words, metric="speed"):
-        class Command(contextlib.nullcontext):
-            """A process that answers the same in all of its turns."""
-
+        class Command(FakeTurns):
             def __init__(self, measurement, words, root):
-                super().__init__(self)
+                super().__init__()
                 self.given = root.name, measurement, words
 
-            def answer(self):
-                self.found = MACHINE if self.given[1] == "machine" else answer(*self.given)
-                return self.found
-
-            def ask(self, seconds):
-                return self.found
-
-            def end(self):
-                return self.found
+            def figures(self):
+                return MACHINE if self.given[1] == "machine" else answer(*self.given)
 
         monkeypatch.setattr(judge, "Command", Command)
         argv = [*flags(dataset=dense), "--mode=judge", "--against=HEAD", f"--metric={metric}", f"--out_dir={tmp_path}"]
@@ -295,5 +285,6 @@ def test_an_interrupted_judgment_leaves_no_copy_behind(dense, tmp_path):
         time.sleep(0.05)
     assert list(copies.glob("judge-*/other/train.py"))
     judging.send_signal(signal.SIGTERM)
-    assert judging.wait() == 143 and "\nended by SIGTERM\n" in judging.stderr.read()  # the bar may follow
+    printed = [line for line in judging.stderr.read().splitlines() if line and "run/s" not in line]  # beside the bar
+    assert judging.wait() == 143 and printed == ["ended by SIGTERM"]
     assert list(copies.glob("judge-*")) == [] and contents(root) == before

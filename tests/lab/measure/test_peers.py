@@ -1,19 +1,19 @@
 """--mode=peers gives every peer the same weights and batches, one clock, and a row, even if it fails."""
 
-import contextlib
 import itertools
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import MACHINE, build, flags, tiny
+from conftest import MACHINE, FakeTurns, build, flags, tiny
 
 import train
 from lab.measure import measurements, modes, turns
-from lab.measure.launch import run_alone
+from lab.measure.launch import Processes
 from lab.measure.peers import nanogpt, task
 from lab.measure.peers.task import Task
+from lab.measure.turns import LEAST_TURNS, TURN
 from nanoladder.errors import BadInput
 
 # A checkout whose script has nanoGPT's interface: flags, files, random draws, printed lines. It records its inputs.
@@ -182,15 +182,13 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
 ):
     asked = []
 
-    class Processes(contextlib.nullcontext):
-        """Processes of a peer, whose turns all take the same time."""
-
+    class Processes(FakeTurns):
         def __init__(self, function, config, peer, best, nanogpt, live):
-            super().__init__(self)
+            super().__init__()
             assert function is task.measure and live and nanogpt == str(checkout)
             self.given = config, peer, best
 
-        def answer(self):
+        def figures(self):
             config, peer, best = self.given
             asked.append((peer, best))
             if peer in ("lightning", "huggingface"):
@@ -198,17 +196,7 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
                 raise RuntimeError(reasons[peer])
             seconds = {"ours": 1.0, "nanogpt": 2.0}[peer] + 1.5 * (config.adamw_impl == "forloop")
             figures = {"seconds": seconds, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "peak": None}
-            self.found = figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
-            return self.found
-
-        def ask(self, seconds):
-            return self.found
-
-        def end(self):
-            return self.found
-
-        def kill(self):
-            pass
+            return figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
 
     monkeypatch.setattr(modes, "Processes", Processes)
     found = {measurements.free_memory: 1e12, measurements.machine_facts: MACHINE}
@@ -234,7 +222,14 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
 @pytest.mark.slow
 def test_a_process_measures_a_peer(dense, checkout):
     config = tiny(dataset=str(dense))
-    ours, theirs = (run_alone(task.measure, config, peer=peer, nanogpt=checkout) for peer in ("ours", "nanogpt"))
-    assert 3 <= len(ours["losses"]) <= 5 == len(theirs["losses"])  # fewer if a step takes longer than a turn
+    found = []
+    for peer in ("ours", "nanogpt"):
+        with Processes(task.measure, config, live=True, peer=peer, nanogpt=checkout) as processes:
+            processes.answer()
+            for _ in range(LEAST_TURNS):
+                processes.ask(TURN)
+            found.append(processes.end())
+    ours, theirs = found
+    assert len(ours["losses"]) == len(theirs["losses"]) == 5
     assert theirs["losses"][:2] == [5.0, 4.9] and np.isfinite(ours["losses"]).all()
     assert min(ours["seconds"], theirs["seconds"]) > 0 and ours["tokens"] == 64

@@ -1,6 +1,5 @@
 """profile.py measures the documented rows and does not shadow the standard library's module of the same name."""
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import MACHINE, ROOT
+from conftest import MACHINE, ROOT, FakeTurns
 
 from lab.measure import cli, measurements, modes, tables, turns
 from lab.measure.configs import changes_from, not_applicable, rows_of, stages_of
@@ -54,27 +53,15 @@ def measured(monkeypatch, dense, tmp_path):
         asked.append((what, config, n, options))
         return [dict(run.answer(what, config))]
 
-    class Processes(contextlib.nullcontext):
-        """Processes whose turns all take the same time."""
-
+    class Processes(FakeTurns):
         def __init__(self, function, config, n=1, live=False, **options):
-            super().__init__(self)
+            super().__init__()
             assert function is measurements.time_steps and live
             self.given = config, n, options
 
-        def answer(self):
+        def figures(self):
             asked.append(("time", *self.given))
-            self.found = dict(run.answer("time", self.given[0]))
-            return self.found
-
-        def ask(self, seconds):
-            return self.found
-
-        def end(self):
-            return self.found
-
-        def kill(self):
-            pass
+            return dict(run.answer("time", self.given[0]))
 
     def run(answer, *words):
         run.answer = answer
