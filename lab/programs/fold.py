@@ -189,11 +189,10 @@ class Edits:
         if isinstance(block, ast.Module) or [statement] not in (block.body, getattr(block, "orelse", None)):
             self.edits[self.starts[self.first_line(statement)], self.starts[statement.end_lineno]] = ""
 
-    def unwrap(self, statement, block, first=""):
-        """Replaces a compound statement by one of its blocks, below `first` or, without it, its header's comment."""
+    def unwrap(self, statement, block):
+        """Replaces a compound statement by one of its blocks, below its header's comment."""
         first_line, indent = self.first_line(block[0]), b" " * statement.col_offset
-        lines = [first.encode()] if first else re.findall(rb":  (#.*)", self.lines[first_line - 1])
-        text = b"".join(indent + line + b"\n" for line in lines)
+        text = b"".join(indent + line + b"\n" for line in re.findall(rb":  (#.*)", self.lines[first_line - 1]))
         for line in self.lines[first_line : block[-1].end_lineno]:
             text += line[block[0].col_offset - statement.col_offset :] if line.strip() else line
         self.edits[self.starts[statement.lineno - 1], self.starts[statement.end_lineno]] = text.decode()
@@ -263,8 +262,6 @@ class Fold(Edits):
                 self.branch(node)
             case ast.With(items=[item]) if self.code(item.context_expr) == "nullcontext()":
                 self.unwrap(node, node.body)
-            case ast.For(iter=ast.List(elts=[item])):  # a loop over one item
-                self.unwrap(node, node.body, f"{self.code(node.target)} = {self.code(item)}")
             case ast.Return():
                 self.end(node)
 

@@ -56,11 +56,6 @@ def test_a_known_condition_leaves_one_branch(condition, taken):
     assert folded(f"x()\nif {condition}:\n    a()\ny()") == "x()\n" + ("a()\n" if taken == "a()" else "") + "y()"
 
 
-def test_a_loop_over_one_item_is_its_body():
-    assert folded("for a, b in cut(x) if config.off else [x]:\n    g(a)\n    g(b)") == "a, b = x\ng(a)\ng(b)"
-    assert folded("for a in [x, y]:\n    g(a)") == "for a in [x, y]:\n    g(a)"
-
-
 # -- calls that do nothing while their stage is off
 
 OFF = {"ddp": "False", "dtype": "'float32'", "value_embedding": "False"}
