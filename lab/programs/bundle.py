@@ -11,7 +11,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from lab.programs.fold import fold, prune, reads_by_scope, sections, settle, split
+from lab.programs.edits import split
+from lab.programs.fold import fold, prune, reads_by_scope, sections, settle
 from nanoladder.arithmetic import CUTS
 from nanoladder.config import DEFAULTS, Config, apply
 from nanoladder.config.stages import fields_up_to, ladder_of, stage_files, stage_names

@@ -3,7 +3,8 @@
 import dataclasses
 
 from lab.programs.bundle import read
-from lab.programs.fold import fold, merge, split
+from lab.programs.edits import split
+from lab.programs.fold import fold, merge
 from nanoladder.checkpoint.interop import CUSTOM_KEYS
 from nanoladder.config import Config
 

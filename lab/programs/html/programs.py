@@ -10,7 +10,7 @@ from pygments.token import STANDARD_TYPES
 
 from lab.programs import diffs
 from lab.programs.bundle import standalone
-from lab.programs.fold import split
+from lab.programs.edits import split
 from lab.programs.stages import BOTH
 from nanoladder.config.stages import stage_below
 
