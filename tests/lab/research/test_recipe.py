@@ -12,6 +12,7 @@ from conftest import flags, replace, tiny
 import train
 from lab.measure import cli, modes, runs, training
 from lab.research import recipe
+from lab.research.protocol import TrainingRun
 from nanoladder.run import load_config
 from nanoladder.run.metrics import read_metrics
 
@@ -251,7 +252,7 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
         (1e18, training.ROOT / "train.py", "diverged: stopped at step"),
         (config.learning_rate, other, "failed: no such model"),
     ):
-        row = recipe.row_of(recipe.TrainingRun("", replace(config, learning_rate=learning_rate), config.seed))
+        row = recipe.row_of(TrainingRun("", replace(config, learning_rate=learning_rate), config.seed))
         with training.Child(cli.command_line(row["keys"]), recipe.ONE_THREAD, script) as child:
             while not (outcome := child.outcome()):
                 time.sleep(0.1)
