@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.measure import summary, tables
+from lab.measure.machine import machine_in_words
 from lab.measure.results import read, read_results
 from lab.programs.bundle import FOLDER
 from nanoladder.config import stage_names
@@ -134,8 +135,8 @@ def scales():
     return [(machine, sorted(every, key=attrgetter("parameters", "corpus"))) for machine, every in machines.items()]
 
 
-def machine_in_words(folder: str) -> str:
+def describe_machine(folder: str) -> str:
     """Describes the machine of a folder in results/ by the first runs in it that have one; without any, its name."""
     every = (read_results(path) for path in sorted(RESULTS.glob(f"{folder}/*/runs.jsonl")))
     machine = next((results["machine"] for results in every if "machine" in results), None)
-    return tables.machine_in_words(machine) if machine else folder
+    return machine_in_words(machine) if machine else folder

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
-from lab.measure import tables
+from lab.measure.machine import machine_in_words
 from lab.programs import figures
 from lab.programs.html import programs, rung_cards, stage_cards
 from lab.programs.html.elements import Markup, join, tag
@@ -93,7 +93,7 @@ def opening(stage):
     if stage.group == "recipe":
         return tag("p", "The second ladder makes a step worth more: the same loss after fewer tokens.")
     _, _, results, rows = figures.shown()
-    more = f" Measured on {tables.machine_in_words(results['machine'])}. {HOW_TO_READ}"
+    more = f" Measured on {machine_in_words(results['machine'])}. {HOW_TO_READ}"
     return tag("p", tag("strong", gain(rows.values())), more)
 
 

@@ -4,7 +4,7 @@ import itertools
 
 from lab.measure import stats
 from lab.measure.stats import LEVEL
-from lab.programs.figures import machine_in_words
+from lab.programs.figures import describe_machine
 from lab.programs.html.elements import bars_table, card, join, table, tag
 from lab.research import records
 
@@ -48,7 +48,7 @@ def rung_card(machine, rung, scales):
     lines += [(label, *(f"{row[key]:.2f}" if key in row else "" for row in rows)) for key, label in FACTORS.items()]
     bases = [f" The base of {scale.name} has {', '.join(scale.on)}." for scale in scales if scale.on]
     return card(
-        machine_in_words(machine),
+        describe_machine(machine),
         "",
         tag("h4", "Tokens to the same loss"),
         tag("p", sentence(rung, scales)),
@@ -66,7 +66,7 @@ def base_card(machine, base, scales):
         size = tag("b", f"{scale.parameters / 1e6:.1f} M parameters")
         content += [tag("h4", scale.name, size), bars_table(scale.name, bars, None, max(saved.values(), default=1.0))]
     fine = "Bars: how many times fewer tokens than the base reach its loss, up to each rung. The mark: the base."
-    return card(machine_in_words(machine), "tokens to the same loss", *content, tag("p", fine, class_="fine"))
+    return card(describe_machine(machine), "tokens to the same loss", *content, tag("p", fine, class_="fine"))
 
 
 def race_card(machine, runs):

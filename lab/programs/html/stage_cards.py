@@ -6,6 +6,7 @@ A machine's figures at the stages are those of --mode=ladder in a runs.jsonl.
 from typing import NamedTuple
 
 from lab.measure import tables
+from lab.measure.machine import machine_in_words
 from lab.measure.summary import row_below
 from lab.programs import figures
 from lab.programs.html.elements import bars_table, card, join, table, tag
@@ -47,7 +48,7 @@ MEMORY = Chart("Memory of a step", "as small as", "GB", "peak", "none", memory_p
 def options(paths=()):
     """The machines to choose from, as the options of a list."""
     ladders = figures.measured("ladder", paths).items()
-    names = {key: tables.machine_in_words(each.results["machine"]) for key, each in ladders}
+    names = {key: machine_in_words(each.results["machine"]) for key, each in ladders}
     names = {key: f"{name.removesuffix(', native bfloat16')}: {key.partition('/')[2]}" for key, name in names.items()}
     return join(*(tag("option", name, value=key) for key, name in names.items()))
 
@@ -71,7 +72,7 @@ def stage_card(measured, stage):
     columns = tables.columns(list(rows.values()), "ladder")
     details = [tag("p", tables.conditions(results, "ladder", rows.values())), figures_table(columns, row)]
     content.append(tag("details", tag("summary", "figures"), *details, class_="figures"))
-    return card(tables.machine_in_words(results["machine"]), key.partition("/")[2], *content, data_set=key)
+    return card(machine_in_words(results["machine"]), key.partition("/")[2], *content, data_set=key)
 
 
 def figures_table(columns, row):
@@ -121,7 +122,7 @@ def scaling_card(measured):
     _, mode, results, rows = measured
     rates = {row["name"]: row["tokens_per_s"] for row in rows.values() if "seconds" in row}
     if not rates:
-        return card(tables.machine_in_words(results["machine"]), mode, tag("p", "not timed.", class_="note"))
+        return card(machine_in_words(results["machine"]), mode, tag("p", "not timed.", class_="note"))
     (first, rate), (last, most) = (list(rates.items())[n] for n in (0, -1))
     linear = {n: int(n) * rate / int(first) for n in rates}
     bars = [
@@ -130,7 +131,7 @@ def scaling_card(measured):
     ]
     ratio = tag("strong", f"{most / rate:.2f}×")
     return card(
-        tables.machine_in_words(results["machine"]),
+        machine_in_words(results["machine"]),
         "one batch per process" if mode in tables.PER_PROCESS else "one batch for all processes",
         tag("h4", "Tokens per second"),
         tag(
