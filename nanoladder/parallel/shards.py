@@ -34,3 +34,14 @@ def fully_shard(model: GPT) -> None:
         for block in part.blocks:
             fsdp.fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard)
         fsdp.fully_shard(part, mesh=where, reshard_after_forward=False)
+        part.register_forward_hook(free_unless_training)
+
+
+def free_unless_training(part, *_):
+    """Frees gathered weights after a forward without gradients.
+
+    They would wait for a backward, and the next step would use them, though other weights may be swapped in by then.
+    """
+    if not torch.is_grad_enabled():
+        for module in (part, *part.blocks.children()):
+            module.reshard()

@@ -320,6 +320,24 @@ def test_every_layout_resumes_the_checkpoint_of_another_like_one_process(dense, 
             agree(runs[name], one, 1e-5)
 
 
+def test_evaluations_samples_and_saves_in_the_middle_change_no_loss(dense, documents, folder, subtests):
+    """One run saves, samples and evaluates, the other evaluates averaged weights; both after different steps."""
+    layouts = {"ddp": {}} | {shard: {"shard": shard} for shard in ("optimizer", "full", "hybrid")}
+    layouts |= {f"data {name}": ALONG[name] for name in ("tensor", "context", "pipeline")}
+    saved = {"save_interval": 2, "sample_interval": 2, "eval_interval": 3}
+    averaged = {"save_interval": 0, "eval_interval": 2, "ema": True}
+    runs = {}
+    for keys, middle in itertools.product(layouts.values(), (saved, averaged)):
+        keys = {"batch_size": 8, "max_steps": 4, "eval_windows": 8, **keys, **middle}
+        number = str(len(runs))
+        runs[number] = configuration(dense, documents, folder / "middle" / number, **keys)
+    together(folder / "middle of four", runs, 4)
+    curves = [rows(run, "train_loss", "grad_norm") for run in runs.values()]
+    for name, *both in zip(layouts, curves[::2], curves[1::2], strict=True):
+        with subtests.test(name):
+            assert both[0] == both[1]
+
+
 def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_sharded(dense, documents, folder, subtests):
     """Including uneven and empty shards."""
     base = {"optimizer": "muon", "n_head": 2, "n_embd": 18, "n_layer": 3}
