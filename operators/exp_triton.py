@@ -7,6 +7,12 @@ hidden states, an input of one, and the gradient, the output of the other.
 
 The shift is the logit of the row's target, which is computed first, plus a constant. The sum is then exp(loss) times a
 constant, and no maximum is needed, because bfloat16 has the range of float32; float16 does not.
+
+That range ends where a logit exceeds the target's by 116 nats; all such logits count as 116 nats above it. The loss is
+then between 116 and 116.4 + log(V), 127.3 nats for GPT-2's vocabulary, whatever it truly is. Its gradient is finite: it
+raises the target's logit as the true one would, but lowers all logits beyond 116 nats in equal parts, instead of mostly
+the largest. So a learning rate at which training diverges reads at most 127.3 nats per token, where other devices may
+read thousands. NaN stays NaN.
 """
 
 import functools
@@ -118,7 +124,7 @@ def head_loss_gemm(
 @triton.jit
 def exp_half(product, shift, column, n_real, out, row, WRITE: tl.constexpr):
     """Half of a tile, whose exponentials then need half of the memory on their way. Returns its sums."""
-    e = tl.exp2(tl.minimum(product * LOG2_E - shift[:, None], LOG2_HIGHEST))
+    e = tl.exp2(tl.minimum(product * LOG2_E - shift[:, None], LOG2_HIGHEST, propagate_nan=tl.PropagateNan.ALL))
     if column + e.shape[1] > n_real:
         e = tl.where((column + tl.arange(0, e.shape[1]) < n_real)[None, :], e, 0.0)
     if WRITE:

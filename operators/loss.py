@@ -57,7 +57,7 @@ def head_loss(
     the vocabulary makes the loss infinite. Rows of the weight from n_vocab on are padding, of probability 0. Matrix
     products run in autocast's dtype; the weight's gradient is summed over the chunks in the weight's own. No temporary
     is larger than a chunk's logits (N / n_chunks, V) or the weight. In bfloat16 on a GPU from Hopper on, the loss of a
-    token is exact up to 116 nats; a larger one counts as at least that.
+    token is exact up to 116 nats; a larger one counts as 116 to 128 (exp_triton.py).
 
     cap: limits the logits to ±cap, by a tanh (Gemma Team 2024); 0: no limit.
 

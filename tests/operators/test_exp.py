@@ -1,6 +1,7 @@
 """Head and loss by exponentials: Triton's kernels in its interpreter, as machine code, and on a GPU."""
 
 import itertools
+import math
 import re
 from types import SimpleNamespace
 
@@ -46,6 +47,7 @@ def interpreted():
         assert error(shards[0][1] + shards[1][1], expected[1]) < 2e-6
         assert error(torch.cat([shards[0][2], shards[1][2]]), expected[2]) < 2e-6
     check_large_losses()
+    check_not_numbers()
 
 
 def divided(hidden, weight, targets, n_vocab, n_chunks):
@@ -71,16 +73,33 @@ def divided(hidden, weight, targets, n_vocab, n_chunks):
 
 
 def check_large_losses():
-    """Losses up to 116 nats are exact; larger ones count as at least 116 nats, and their gradients are finite."""
+    """Losses up to 116 nats are exact. Beyond, logits count as 116 nats above the target's: gradients are finite."""
     weight = torch.zeros(64, 32)
-    weight[1, 0] = 1.0  # the logit of token 1 is the first channel
-    hidden = torch.zeros(4, 32)
-    hidden[:, 0] = torch.tensor([20.0, 115.0, 300.0, -300.0])
-    targets = torch.zeros(4, dtype=torch.long)
-    of = [loss.compute(hidden[i : i + 1], weight, targets[:1], 64, 1, IGNORE, 0, "", 0.0, True) for i in range(4)]
+    weight[1, 0] = weight[2, 1] = 1.0  # the logits of tokens 1 and 2 are the first two channels
+    hidden = torch.zeros(5, 32)
+    hidden[:, :2] = torch.tensor([[20.0, 0], [115, 0], [300, 0], [-300, 0], [300, 200]])
+    targets = torch.zeros(5, dtype=torch.long)
+    of = [loss.compute(hidden[i : i + 1], weight, targets[:1], 64, 1, IGNORE, 0, "", 0.0, True) for i in range(5)]
     assert abs(float(of[0][0]) - 20) < 1e-4 and abs(float(of[1][0]) - 115) < 1e-4
-    assert 116 < float(of[2][0]) <= 300 and abs(float(of[3][0]) - 4.143134726) < 1e-5  # of 63 tokens
-    assert all(torch.isfinite(tensor).all() for found in of for tensor in found)
+    assert 116 < float(of[2][0]) < 117 and abs(float(of[3][0]) - 4.143134726) < 1e-5  # of 63 tokens
+    assert abs(float(of[4][0] - of[2][0]) - math.log(2)) < 1e-4
+    for found, probabilities in (of[2], [[1.0, 0.0]]), (of[4], [[0.5, 0.5]]):
+        torch.testing.assert_close(found[1][:, :2], torch.tensor(probabilities))
+        assert all(torch.isfinite(tensor).all() for tensor in found)
+
+
+def check_not_numbers():
+    """A NaN in a row of hidden states, or in the weights of any token, makes the loss NaN, and the gradients."""
+    hidden, weight, targets = (tensor.detach() for tensor in inputs(40, 72, 24, 32))
+    targets[targets == 5] = 6  # then NaN reaches no row by its target
+    for tensor, row in (hidden, (targets != IGNORE).nonzero()[0]), (weight, 5):
+        number, tensor[row, 3] = tensor[row, 3].clone(), math.nan
+        for needs_grad in (True, False):
+            found = loss.compute(hidden, weight, targets, 72, 2, IGNORE, 0, "", 0.0, needs_grad)
+            assert all(part.isnan().any() for part in found[: 3 if needs_grad else 1])
+        tensor[row, 3] = number
+    hidden[targets == IGNORE] = weight[72:] = math.nan  # neither counts
+    assert loss.compute(hidden, weight, targets, 72, 2, IGNORE, 0, "", 0.0, False)[0].isfinite()
 
 
 @pytest.mark.parametrize(
@@ -119,6 +138,7 @@ def test_machine_code_copies_whole_tiles_without_local_memory(capability):
     constants = {(head_loss_gemm.arg_names.index(name),): value for name, value in options.items()}
     source = ASTSource(head_loss_gemm, signature, constexprs=constants)
     code = triton.compile(source, GPUTarget("cuda", capability, 32), {key: TILE[key] for key in TILE if key[0] == "n"})
+    assert "min.NaN.f32" in code.asm["ptx"] and "min.f32" not in code.asm["ptx"]  # the latter drops NaN
     code = code.asm["sass"]
     assert "UTMALDG" in code and "UTMASTG" in code  # the GPU's unit for copies of tiles
     if capability == 90:

@@ -80,6 +80,21 @@ def check_shard_of_padding(softmax_, cap):
     assert torch.all(logits == 0)
 
 
+def check_not_numbers(softmax_, cap):
+    """Asserts that a NaN among a row's real logits, and no other, makes its log-sum-exp and its gradient NaN."""
+    logits, columns = torch.zeros(3, 8), torch.zeros(3, dtype=torch.long)
+    logits[0, 4] = logits[1, 7] = math.nan  # the latter is padding
+    log_sum, picked = torch.zeros(2, 3)
+    softmax_(logits, columns, log_sum, picked, 7, cap)
+    assert log_sum.isnan().tolist() == [True, False, False]
+    assert logits[:, :7].isnan().all(1).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("cap", [0.0, 15.0])
+def test_not_a_number_stays_so(cap):
+    check_not_numbers(softmax.softmax_, cap)
+
+
 @pytest.mark.parametrize("cap", [0.0, 15.0])
 def test_a_shard_without_columns_adds_nothing(cap):
     check_shard_of_padding(softmax.softmax_, cap)
@@ -114,6 +129,7 @@ if __name__ == "__main__":  # in the interpreter, which Triton checks for when i
     truncated = ROUNDING | {torch.bfloat16: 2**-7}  # the interpreter does not round
     for cap in (0.0, 15.0):
         check_shard_of_padding(softmax_triton.softmax_, cap)
+        check_not_numbers(softmax_triton.softmax_, cap)
     for dtype in DTYPES:
         shapes = SHAPES if dtype == torch.float32 else SHAPES[1:3]  # in half precision each is within one block
         for n_columns, n_real in shapes:
