@@ -8,6 +8,7 @@ Without those it cannot measure or predict, but training works.
 
 import contextlib
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,6 +82,15 @@ def compiled_libraries() -> list[tuple[Path, Any]]:
 def keep_address(tensor: torch.Tensor) -> None:
     """Tells the compiler that a tensor stays where it is. Without the name CUDA graphs copy it at every step."""
     getattr(torch._dynamo, "mark_static_address", lambda tensor: None)(tensor)
+
+
+def set_timeout(seconds: float, but: Any) -> None:
+    """Sets the time limit of later collectives in all groups but one. Without the names it stays as it was."""
+    c10d = torch.distributed.distributed_c10d
+    with contextlib.suppress(AttributeError):
+        for group in c10d._world.pg_map:
+            if group is not but:
+                c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 class OrderedDataParallel(nn.parallel.DistributedDataParallel):

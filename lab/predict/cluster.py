@@ -40,6 +40,7 @@ NODE = 8  # GPUs
 NVLINK = 0.75 * 450e9  # bytes/s that a GPU sends within a node: three quarters of the datasheet's
 ADAPTER = 0.75 * 400e9 / 8  # bytes/s that a GPU sends through its own adapter to another node
 HOP = 5e-6  # seconds for each hop of a ring
+STAGING = 25e9  # bytes/s from a GPU to pinned host memory: half of what sixteen lanes of PCIe 5 reach
 ACTIVATIONS = 2 * 4 + 14 * 2  # bytes that a block keeps, per number of its width: the norms' inputs are float32
 FREE = 0.1  # share of a GPU's memory
 CLOSE = 1.05  # a simpler layout wins if it takes at most this much longer
@@ -67,7 +68,8 @@ class Step(NamedTuple):
     """A step of one process: seconds of each part and in all, bubble (a share of one), bytes of memory.
 
     tensor, context, pipeline: each dimension's traffic, none of it hidden. data: the traffic of weights and gradients;
-    exposed: the part of it that is not hidden.
+    exposed: the part of it that is not hidden. saved: bytes of a checkpoint that the process writes, in the background,
+    once a copy of them is in host memory: training stops for saved / STAGING seconds. A signal travels with the loss.
     """
 
     n_micro: int
@@ -79,6 +81,7 @@ class Step(NamedTuple):
     exposed: float
     bubble: float
     memory: float
+    saved: float
     seconds: float
 
 
@@ -117,7 +120,8 @@ def predict_step(config, sizes, n_gpus):
     seconds = n_micro * (compute + tensor + context + pipeline) / (1 - bubble) + exposed + update
     parts = [n_micro * part for part in (compute, tensor, context, pipeline)]
     memory = predict_bytes(config, sizes, grid, s, n_micro, width)
-    return Step(n_micro, *parts, data=data, exposed=exposed, bubble=bubble, memory=memory, seconds=seconds)
+    saved = 12 * weights / s  # weights and two moments
+    return Step(n_micro, *parts, data=data, exposed=exposed, bubble=bubble, memory=memory, saved=saved, seconds=seconds)
 
 
 def ring(n, stride):
@@ -226,6 +230,8 @@ def row(layout, step, n_gpus, flops):
         "not hidden": f"{1e3 * step.exposed:,.0f}",
         "bubble": f"{step.bubble:.0%}",
         "step ms": f"{1e3 * step.seconds:,.0f}",
+        "save GB": f"{step.saved / 1e9:.1f}",
+        "save ms": f"{1e3 * step.saved / STAGING:,.0f}",
         "tokens/s a GPU": f"{tokens:,.0f}",
         "MFU": f"{tokens * flops / PEAK:.0%}",
     }

@@ -41,7 +41,9 @@ NO_OPS = [
     # In programs that run alone: no checks, and no kernels of other devices.
     ("standalone", True, "", "raise BadInput"),
     ("standalone", True, "None", "check_processes", "check_grid", "check_8_bits", "machine.require_torchao"),
-    ("standalone", True, "None", "meeting_place"),
+    ("standalone", True, "None", "meeting_place", "allow_open_files", "heartbeat.start", "heartbeat.stop"),
+    ("standalone", True, "{0}.clone()", "flag.beside"),
+    ("standalone", True, "{0}", "flag.taken_from"),
     ("standalone", True, 'int(os.environ.get("WORLD_SIZE", 1))', "n_launched"),
     ("standalone", True, "False", "torch.are_deterministic_algorithms_enabled"),
     ("standalone", True, "softmax.softmax_", "fastest_softmax"),

@@ -19,6 +19,7 @@ class Config:
     seed: int = 1337  # random seed of initial weights, batches and dropout
     device: str = "auto"  # auto (a GPU if there is one) | cpu | cuda | cuda:N | mps
     deterministic: bool = False  # deterministic algorithms only: runs repeat bit for bit, slower
+    collective_timeout: int = 600  # seconds to wait for another process, from step 2 on; 0: an hour
 
     # -- model
     n_layer: int = 12  # number of transformer blocks

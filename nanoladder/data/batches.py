@@ -200,6 +200,7 @@ def full_shared_memory(error: BaseException) -> str | None:
 
 def survive_signals(_worker):
     """Keeps a loader's worker process alive after a signal to its process group, until the run has saved."""
+    signal.set_wakeup_fd(-1)  # the run's, which a fork inherits
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGUSR1"):  # Windows has neither this nor alarms, and its SIGTERM kills at once
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

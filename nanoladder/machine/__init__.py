@@ -13,6 +13,7 @@ from nanoladder.machine.device import (
 )
 from nanoladder.machine.graph import can_capture, capture_obstacle, replay
 from nanoladder.machine.memory import (
+    allow_open_files,
     free_memory,
     has_limit,
     is_out_of_memory,

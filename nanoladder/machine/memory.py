@@ -125,6 +125,14 @@ def has_limit() -> bool:
     return any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits)
 
 
+def allow_open_files() -> None:
+    """Raises the limit of open files as far as this process may: gloo opens one for every other process of a group."""
+    if resource:
+        with contextlib.suppress(ValueError, OSError):  # macOS allows fewer than its limit says
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def peak_memory_gb(device: torch.device) -> float:
     """Peak memory so far in GB (1e9 bytes): allocated on a GPU, or resident memory of the process on a CPU.
 

@@ -1,6 +1,8 @@
 """Several processes, one per device: the process group, and every way to divide the work. No-ops in a single process.
 
 - group: joining and leaving, agreement, collectives
+- flag: what one process tells all in every step
+- heartbeat: where each process is, and an end if one falls silent
 - mesh: each process's place, and the parts that follow from it
 - data_parallel: a share of each batch; DDP
 - meta: building a model that no process holds whole
@@ -17,6 +19,7 @@ from nanoladder.parallel.checks import LAUNCHED, check_grid, n_launched
 from nanoladder.parallel.context import apply_context_parallel
 from nanoladder.parallel.data_parallel import DistributedDataParallel, share, synchronize_last
 from nanoladder.parallel.distributed_muon import map_matrices, n_holders
+from nanoladder.parallel.flag import LaggedFlag
 from nanoladder.parallel.full_state import (
     WholeTensors,
     as_shards,
@@ -28,17 +31,18 @@ from nanoladder.parallel.full_state import (
     merge_stages,
 )
 from nanoladder.parallel.group import (
-    LaggedMax,
     add,
     all_reduce_mean,
     already_printed,
     destroy_process_group,
     gather_objects,
     init_process_group,
+    limit_collectives,
     rank,
     require_agreement,
     world_size,
 )
+from nanoladder.parallel.heartbeat import explain_lost_peer, tell, watch_signals
 from nanoladder.parallel.mesh import local, mesh
 from nanoladder.parallel.meta import build, init_shards
 from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel

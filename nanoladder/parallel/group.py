@@ -15,9 +15,13 @@ import torch.distributed as dist
 from nanoladder.arithmetic import count_sharing, divide
 from nanoladder.config import Config
 from nanoladder.errors import BadInput
+from nanoladder.machine import allow_open_files
+from nanoladder.parallel import flag, heartbeat
 from nanoladder.parallel.checks import check_grid, check_processes, n_launched
 from nanoladder.parallel.mesh import mesh, set_mesh
+from nanoladder.private import set_timeout
 
+LONG = timedelta(hours=1)  # time limit of starting and leaving: one process may compile, load or write for the others
 # Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
 LEFT = []
 
@@ -53,7 +57,11 @@ def init_process_group(config: Config, device: torch.device) -> torch.device:
     if not dist.is_initialized():
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         number = int(os.environ["RANK"])
-        dist.init_process_group(backend, store=meeting_place(), rank=number, world_size=n, device_id=device_id)
+        allow_open_files()
+        dist.init_process_group(
+            backend, timeout=LONG, store=meeting_place(), rank=number, world_size=n, device_id=device_id
+        )
+        heartbeat.start(meeting_place(), number, n, config.collective_timeout)
     set_mesh(grid, rank(), n_sharing, device.type)
     if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -71,9 +79,16 @@ def meeting_place(seconds=300):
     return dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if on_one_node else "nodes", store)
 
 
+def limit_collectives(config: Config) -> None:
+    """Limits the time of later collectives to collective_timeout. For after the first step, which may compile."""
+    if dist.is_initialized() and config.collective_timeout:
+        set_timeout(config.collective_timeout, but=vars(mesh()).get("cpu_group"))
+
+
 def destroy_process_group() -> None:
-    """Waits for every process, then leaves the group."""
+    """Waits for every process, one of which may still write its last file. Then leaves the group."""
     if dist.is_initialized():
+        heartbeat.stop(meeting_place(), LONG)
         dist.barrier()
         LEFT.append(dist.group.WORLD)
         dist.destroy_process_group()
@@ -99,32 +114,12 @@ def require_agreement(facts: dict[str, Any], what: str) -> None:
                 )
 
 
-class LaggedMax:
-    """Maximum over all processes of the number passed to the previous call, reduced while a step runs. Collective.
-
-    A single process gets back the number passed to this call.
-    """
-
-    def __init__(self) -> None:
-        self.in_flight = None
-
-    def __call__(self, number):
-        if world_size() == 1:
-            return number
-        previous, tensor = self.in_flight, torch.tensor(number)
-        self.in_flight = tensor, dist.all_reduce(tensor, dist.ReduceOp.MAX, group=mesh().cpu_group, async_op=True)
-        if previous is None:
-            return 0
-        previous[1].wait()
-        return previous[0].item()
-
-
 def all_reduce_mean(tensor: torch.Tensor) -> torch.Tensor:
-    """Mean of a tensor over all processes, on its device, without a host synchronization. Collective."""
+    """Mean of a number () over all processes, on its device, without a host synchronization. Collective."""
     if world_size() > 1:
-        tensor = tensor.clone()
+        tensor = flag.beside(tensor)
         dist.all_reduce(tensor)
-        tensor = tensor / world_size()
+        tensor = flag.taken_from(tensor / world_size())
     return tensor
 
 

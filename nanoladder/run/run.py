@@ -133,6 +133,7 @@ class Run:
         if self.config.compile and self.first_step <= self.config.max_steps:
             print("compiling: the first step may take minutes; the cache makes the next start shorter")
         for step in range(self.first_step, self.config.max_steps + 1):
+            parallel.tell(step=step)
             self.clock.start()
             batch = self.wait_for_batch(batches)
             if batch is None:
@@ -172,6 +173,7 @@ class Run:
         if step == self.first_step:  # not timed with the others: it touches new memory and compiles
             print(f"first step: {self.clock.lap():.1f} s{', with compilation' if config.compile else ''}")
             self.lap_began = step
+            parallel.limit_collectives(config)
         self.saving = self.signals.arrived() or self.due(config.save_interval)
         sampling = self.due(config.sample_interval)
         pausing = self.saving or sampling or self.due(config.log_interval) or self.due(config.eval_interval)
@@ -231,11 +233,17 @@ class Run:
 
     def __exit__(self, kind, error, traceback):
         out_of_memory = error is not None and machine.is_out_of_memory(error)  # asked while memory is limited
-        self.contexts.__exit__(kind, error, traceback)
+        lost_peer = error is not None and parallel.explain_lost_peer(error)  # asked while the others wait
+        try:
+            self.contexts.__exit__(kind, error, traceback)
+        finally:
+            if error is None:  # even if this process exits, as a file could not be written
+                self.watch.warn_at_end()
+                parallel.destroy_process_group()
         if error is None:
-            self.watch.warn_at_end()
-            parallel.destroy_process_group()
             self.end_on_signal()
+        elif lost_peer:
+            sys.exit(1)
         else:
             self.print_newest_checkpoint()
             if out_of_memory:

@@ -24,21 +24,23 @@ class Signals:
 
     def __init__(self):
         self.number, self.received, self.waiting = 0, None, False
-        self.agreed = parallel.LaggedMax()
+        self.flag = parallel.LaggedFlag()
 
     def __enter__(self):
         handled = [number for number in SIGNALS if number.name != "SIGHUP" or not hangup_is_ignored()]
         self.before = {number: signal.signal(number, self.receive) for number in handled}
+        parallel.watch_signals(handled)
         return self
 
     def __exit__(self, *_):
+        parallel.watch_signals([])
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
     def receive(self, number, _):
         if number == self.number == signal.SIGINT:
             os._exit(128 + number)  # safe: file writes are atomic
-        self.number = number
+        self.number, self.flag.is_raised = number, True
         if parallel.rank() == 0:
             again = "; a second Ctrl-C ends it at once, unsaved" if number == signal.SIGINT else ""
             text = f"\n{signal.Signals(number).name} received: the run ends after this step{again}\n"
@@ -67,9 +69,10 @@ class Signals:
 
     def arrived(self):
         """True once a signal has arrived that ends the run. Collective: call it every step."""
-        number = self.agreed(self.number)
-        self.received = signal.Signals(number) if number else None
-        return bool(number)
+        if not self.flag():
+            return False
+        self.received = signal.Signals(max(parallel.gather_objects(self.number)))
+        return True
 
 
 def hangup_is_ignored():

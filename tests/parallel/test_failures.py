@@ -1,10 +1,16 @@
 """If one of several processes fails, is killed or gets a signal, all end properly and resume exactly."""
 
+import os
 import re
+import resource
+import time
 
 import pytest
 from conftest import assert_same_state, flags, replace, rows, words
 from processes import configuration, torchrun, work
+
+import train
+from lab.measure.launch import run_together
 
 pytestmark = pytest.mark.slow
 
@@ -73,3 +79,28 @@ def test_a_signal_to_one_process_ends_all_at_the_same_step_and_they_resume_exact
     assert len(re.findall(r"SIGTERM: ended after step \d\n.*is the newest checkpoint", result.stdout)) == 1
     assert rows(ours, *CURVE) == rows(whole, *CURVE)
     assert_same_state(ours, whole, "model", "optimizer", "generators")
+
+
+def train_without_room(argv, other):
+    """Trains; rank 0 cannot write files larger than 50 kB, and rank 1 makes the file `other` at its end.
+
+    Returns the error line and, on rank 0, if rank 1 ends without that rank 0's process ends.
+    """
+    if os.environ["RANK"] == "0":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        train.main(argv)
+    except SystemExit as stop:
+        deadline = time.monotonic() + 30
+        while not other.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return stop.code, other.exists()
+    other.touch()
+    return None
+
+
+def test_a_checkpoint_that_one_process_cannot_write_is_no_error_of_the_others(dense, documents, tmp_path):
+    config = configuration(dense, documents, tmp_path / "run", save_interval=100)
+    found = run_together(train_without_room, words(config), tmp_path / "other", n=2, folder=tmp_path, seconds=100)
+    line = f"error: {config.out_dir} lacks last.safetensors of step 6, which could not be written"
+    assert found == [(line, True), None]

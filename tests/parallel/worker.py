@@ -4,7 +4,9 @@ argv[0] is a JSON file, {name: job}. A job has argv (of train.py) and optionally
 - program: script to run instead of train.py
 - copy: [from, to], copied before the job begins; without: patterns of files to leave out
 - rank_1: argv or cwd of the second process only
-- fault: [rank, step, kind], where kind is raise, overflow (of a gradient) or a signal; in the first attempt only
+- fault: [rank, step, kind], where kind is raise, overflow (of a gradient), sleep, exit or a signal, with a second one
+  ("SIGSTOP, SIGTERM") for the other processes a second later; in the first attempt only
+- grace: seconds of silence that end a run after a signal
 
 Compiled programs are traced, differentiated and partitioned as usual, but run without generated code (aot_eager), which
 takes a tenth of the time. Each process writes its results beside the file, as rank0.json and so on:
@@ -18,6 +20,8 @@ import os
 import runpy
 import shutil
 import signal
+import threading
+import time
 from pathlib import Path
 
 import torch
@@ -29,6 +33,7 @@ import train
 from nanoladder import checkpoint, parallel
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
+from nanoladder.parallel import heartbeat
 from nanoladder.run import load_config, metrics
 
 reductions = 0
@@ -60,16 +65,30 @@ def faulty(rank, at_step, kind, forward_backward=train.forward_backward):
         nonlocal steps
         steps += 1
         loss = forward_backward(model, *args)
-        if parallel.rank() == rank and steps == at_step and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-            if kind == "raise":
-                raise RuntimeError("injected")
-            if kind == "overflow":
-                next(model.parameters()).grad.fill_(math.inf)
-            else:
-                os.kill(os.getpid(), getattr(signal, kind))
+        if steps == at_step and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+            if parallel.rank() == rank:
+                fail(model, kind.partition(", ")[0])
+            elif ", " in kind:
+                threading.Timer(1, os.kill, [os.getpid(), getattr(signal, kind.partition(", ")[2])]).start()
         return loss
 
     return call
+
+
+def fail(model, kind):
+    """Causes a fault of this process."""
+    if kind == "raise":
+        raise RuntimeError("injected")
+    if kind in ("exit", "SIGSTOP"):
+        time.sleep(2)  # a few heartbeats, so that they say where it is
+    if kind == "overflow":
+        next(model.parameters()).grad.fill_(math.inf)
+    elif kind == "sleep":
+        time.sleep(300)
+    elif kind == "exit":
+        os._exit(0)
+    else:
+        os.kill(os.getpid(), getattr(signal, kind))
 
 
 def resume_exactly(model, optimizer, scaler, state, path, resume=checkpoint.resume):
@@ -97,6 +116,8 @@ def main(argv):
             if parallel.rank() == 0:
                 shutil.copytree(*job["copy"], ignore=shutil.ignore_patterns(*job.get("without", [])))
             dist.barrier()  # the other looks for its config
+        if "grace" in job:
+            heartbeat.GRACE, heartbeat.PERIOD = job["grace"], job["grace"] / 8
         if "fault" in job:
             train.forward_backward = faulty(*job["fault"])
         if "--shard=hybrid" in job["argv"]:

@@ -46,6 +46,15 @@ def test_sharded_processes_hold_a_share_and_the_gradients_that_wait():
     assert twice.memory == pytest.approx(once.memory - activations / 2 + 4 * sizes.n_params)
 
 
+@pytest.mark.parametrize("keys", [{"shard": "full"}, {"tensor_parallel": 8}, {"shard": "hybrid"}])
+def test_processes_that_divide_the_weights_divide_the_checkpoint(keys):
+    config = replace(WIDE, batch_size=16, micro_batch_size=1, **keys)
+    n_params, n_copies = sizes_of(config).n_params, 2 if keys == {"shard": "hybrid"} else 1
+    n_gpus = 8 * n_copies
+    assert step(replace(WIDE, batch_size=8, micro_batch_size=1), 8).saved == 12 * n_params
+    assert n_gpus * step(config, n_gpus).saved == pytest.approx(12 * n_params * n_copies)
+
+
 @pytest.mark.parametrize(("n_gpus", "batch_size"), [(64, 512), (24, 192)])
 def test_the_fastest_layouts_divide_all_and_fit(n_gpus, batch_size):
     config = replace(WIDE, n_layer=24, n_embd=2048, context_length=2048, batch_size=batch_size)
