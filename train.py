@@ -52,7 +52,7 @@ def training_batches(split: data.Split, config: Config, first_step: int, device:
         batches,
         batch_size=None,  # an item is a batch
         sampler=steps,
-        num_workers=config.num_workers,
+        num_workers=data.count_workers(config.num_workers, device),
         pin_memory=pinned,
         **data.WORKERS,
     )

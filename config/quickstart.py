@@ -36,4 +36,3 @@ save_interval = 110
 loss_chunks = 1  # not auto, which is 0 here: without compiling, head and loss are faster as one operator
 attention = "matmul"  # a CPU's fused kernel is no faster with a context this short; in bfloat16 this is 1.15× as fast
 compile = False  # compiling takes longer than it saves in a run this short
-num_workers = 0  # on two cores, workers cost the training more time than they save

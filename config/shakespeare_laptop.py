@@ -35,7 +35,6 @@ smear = True
 zero_init = True
 loss_chunks = 1  # not auto, which is 0 here: without compiling, head and loss are faster as one operator
 compile = False
-num_workers = 0
 eval_interval = 700
 eval_windows = 0  # the whole validation split
 save_interval = 700

@@ -35,7 +35,6 @@ zero_init = True
 loss_chunks = 1  # not auto, which is 0 here: without compiling, head and loss are faster as one operator
 attention = "matmul"  # with a context this short, a CPU's fused kernel is no faster
 compile = False  # compiling takes longer than the run
-num_workers = 0
 eval_interval = 220  # only at the end
 eval_windows = 0  # the whole validation split
 save_interval = 220

@@ -115,7 +115,7 @@ def test_agree_rejects_another_training(tiny, keys):
 
 
 @pytest.mark.parametrize(
-    "stage", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("loader", "compile"))) for name in ALONE[1:]]
+    "stage", [pytest.param(name, marks=[pytest.mark.slow] * (name == "compile")) for name in ALONE[1:]]
 )
 def test_a_stage_alone_trains_the_same_model(tiny, traced, stage):
     agree(cached_trajectory(tiny("naive", stage)), cached_trajectory(tiny("naive")), TOLERANCE[stage])
@@ -220,7 +220,7 @@ def test_lazy_metrics_reads_no_loss_in_a_step(tiny):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage, workers", [("naive", 0), ("loader", 2)])
 def test_loader_makes_batches_in_worker_processes_and_leaves_the_generator_alone(tiny, stage, workers):
-    config = tiny("naive", stage)
+    config = tiny("naive", stage, num_workers=workers)
     before = torch.get_rng_state()
     others = set(multiprocessing.active_children())  # of a test before, which may take seconds to end
     batches = iter(train.training_batches(data.open_dataset(config).train, config, 1, torch.device("cpu")))
@@ -560,7 +560,15 @@ def test_the_finished_loop_resumes_bit_for_bit(tiny, tmp_path, keys, device):
     if device == "cuda":
         torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")  # cuBLAS has run before
         keys = {"device": "cuda", "deterministic": True, **GPU_SIZES, **keys}
-    keys = {"compile": False, "dropout": 0.2, "log_interval": 4, "eval_interval": 0, "lr_decay_steps": STEPS, **keys}
+    keys = {
+        "compile": False,
+        "num_workers": 2,
+        "dropout": 0.2,
+        "log_interval": 4,
+        "eval_interval": 0,
+        "lr_decay_steps": STEPS,
+        **keys,
+    }
     train.train(tiny(out_dir=tmp_path / "whole", **keys))
     train.train(tiny(out_dir=tmp_path / "parts", max_steps=9, **keys))
     train.train(tiny(out_dir=tmp_path / "parts", init_from="resume", **keys))

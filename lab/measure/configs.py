@@ -9,6 +9,7 @@ from lab.measure.summary import row_below
 from nanoladder.arithmetic import CUTS
 from nanoladder.config import Config, apply, check, stage_names
 from nanoladder.config.stages import fields, files, needs_several, stage_below, stage_path
+from nanoladder.data import count_workers
 from nanoladder.errors import BadInput
 from nanoladder.machine import can_capture, choose_device, choose_dtype
 from nanoladder.run import load_config
@@ -112,6 +113,7 @@ def normal_form(config):
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length
     loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size, config.n_embd)
     same = {"attention": attention, "micro_batch_size": micro_batch_size, "loss_chunks": loss_chunks}
+    same["num_workers"] = count_workers(config.num_workers, device)
     same["cuda_graph"] = config.cuda_graph and can_capture(config, device)
     return dataclasses.replace(config, **same, **ALONE)
 

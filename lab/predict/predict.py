@@ -34,7 +34,7 @@ def predict_memory(config: Config, device_type: str = "cpu", world_size: int = 1
     """
     config, traced, processes = traces(config, device_type, world_size)
     memory, _ = max(processes, key=lambda process: process[0].peak)
-    n_batches = 1 + (config.num_workers > 0)  # loader processes keep one ahead
+    n_batches = 1 + (config.num_workers != 0)  # loader processes keep one ahead
     inputs = n_batches * config.batch_size // traced.batch_size * memory.inputs
     return dataclasses.replace(memory, inputs=inputs, peak=memory.peak + inputs - memory.inputs)
 

@@ -45,7 +45,7 @@ class Config:
     # -- ladder (`python ladder.py` explains its stages)
     set_to_none: bool = True  # free gradients between steps instead of zeroing them
     lazy_metrics: bool = True  # read the loss from the device when it is logged, not every step
-    num_workers: int = 2  # DataLoader workers that prepare batches; 0: the training process
+    num_workers: int | Literal["auto"] = "auto"  # DataLoader workers; 0: none; auto: two on a GPU, else none
     keep_memory: bool = True  # keep freed memory for reuse (CPU: glibc; CUDA: expandable segments)
     # precision inside float32 matmuls: float32, TF32 or bfloat16
     matmul_precision: Literal["highest", "high", "medium"] = "high"

@@ -9,6 +9,7 @@ from nanoladder.data.batches import (
     Batch,
     TrainingBatches,
     ValidationBatches,
+    count_workers,
     full_shared_memory,
     prefetch,
 )

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from model import IGNORE
 from nanoladder.config import Config
 from nanoladder.data.datasets import Split
 
 SHUFFLED, ROUNDS = 2**14, 8  # windows shuffled at a time; rounds of their shuffle
+WORKERS_OF_GPU = 2
 GRACE = 600  # seconds, more than torchrun and SLURM usually leave between SIGTERM and SIGKILL
 
 
@@ -178,12 +180,19 @@ def prefetch(items: Iterable[Batch]) -> Iterator[Batch]:
         yield item
 
 
+def count_workers(number: int | str, device: torch.device) -> int:
+    """Returns the number of a loader's workers. auto: none on a CPU, whose cores train, and where nothing is copied."""
+    if number == "auto":
+        return WORKERS_OF_GPU if device.type == "cuda" else 0
+    return int(number)
+
+
 def share(batch):
-    """Moves a batch to shared memory. Called in a loader's worker, where an error of a full /dev/shm ends the run.
+    """Moves a worker's batch to shared memory, so that an error of a full /dev/shm ends the run.
 
     Otherwise a thread of the worker would do it later, print its error, and let the run wait for this batch for ever.
     """
-    return Batch(*(tensor.share_memory_() for tensor in batch))
+    return Batch(*(tensor.share_memory_() for tensor in batch)) if get_worker_info() else batch
 
 
 def full_shared_memory(error: BaseException) -> str | None:

@@ -6,6 +6,7 @@ import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from nanoladder.checkpoint.interop import gpt2_config, gpt2_tensors
+from nanoladder.data import count_workers
 
 HALF = {"bfloat16": {"bf16": True}, "float16": {"fp16": True}}
 
@@ -14,8 +15,9 @@ def train(task):
     """Trains until the clock ends it. Returns the setting as text."""
     task.clock.start()
     config, best = task.naive, {}
+    workers = count_workers(task.config.num_workers, task.device)
     if task.best:  # what its guide to performance names, as far as it acts here
-        best = {"torch_compile": True, **HALF.get(task.dtype, {}), "dataloader_num_workers": task.config.num_workers}
+        best = {"torch_compile": True, **HALF.get(task.dtype, {}), "dataloader_num_workers": workers}
     if task.best and task.device.type == "cuda":
         # To compile, its arguments turn on TF32 by PyTorch's newer switch; the compiler fails if the older one differs.
         torch.set_float32_matmul_precision("high")

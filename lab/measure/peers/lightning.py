@@ -6,6 +6,7 @@ import lightning
 import torch
 
 from model import IGNORE
+from nanoladder.data import count_workers
 from train import build_optimizer
 
 
@@ -14,7 +15,7 @@ def train(task):
     task.clock.start()
     precision = {"float32": "32-true", "bfloat16": "bf16-mixed", "float16": "16-mixed"}
     precision = precision[task.dtype if task.best else "float32"]
-    workers = task.config.num_workers if task.best else 0
+    workers = count_workers(task.config.num_workers, task.device) if task.best else 0
     pinned = task.best and task.device.type == "cuda"
     if pinned:
         torch.set_float32_matmul_precision("high")  # as it asks for on a GPU that has TF32
