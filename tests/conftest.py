@@ -97,7 +97,7 @@ class FakeTurns(contextlib.nullcontext):
         return self.found
 
     def ask(self, seconds):
-        return self.found
+        return self.found | {"waited": 0.0}
 
     def end(self):
         return self.found

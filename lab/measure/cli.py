@@ -131,7 +131,7 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
     "metric": (one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): what to compare"),
     "rounds": (at_least(6), 24, "maximum number of rounds, one process of each version; stops early if clear"),
     "seeds": (at_least(1), 3, "runs of each config"),
-    "minutes": (positive, 10, "minutes to measure in (recipe: to start runs in; repeat the command to continue)"),
+    "minutes": (positive, 15, "minutes to measure in (recipe: to start runs in; repeat the command to continue)"),
     "on": (rungs, None, "comma-separated rungs that the base already has"),
     "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base lacks)"),
     "kept": (rungs, None, "rungs kept at another scale: measured together, without each, and each alone"),

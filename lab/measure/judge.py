@@ -26,7 +26,7 @@ from lab.measure.launch import Command
 from lab.measure.results import ROOT, code_hash, default_folder
 from lab.measure.runs import RUNS, Runs
 from lab.measure.stats import LEVEL, SIDES, Interval, intervals, looks, order
-from lab.measure.turns import figures_of, take_turns
+from lab.measure.turns import differences, figures_of, take_turns, turns_of
 from nanoladder.config import parse_arguments
 from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
@@ -58,8 +58,10 @@ class Metric(NamedTuple):
     nats: bool = False
 
     def change(self, other, this):
-        """The change from one process's figure to another's."""
-        return this - other if self.nats else math.log(this / other)
+        """The change of a loss or of the time of a step, from the figures of one process to another's."""
+        if self.nats:
+            return this[self.key] - other[self.key]
+        return differences({1: turns_of(this)}, {1: turns_of(other)})[0]
 
     def text(self, change):
         """A change in its unit."""
@@ -172,18 +174,17 @@ def compare(options, config, ask, runs):
     def take(row):
         number = row.get("round", 1)
         seed = [f"--seed={config.seed + number - 1}"] if options.metric == "loss" else []
-        measured = ask(order(number), row["what"], *seed)
+        figures = ask(order(number), row["what"], *seed)
         if seed:
-            require_comparable(measured, *seed)
-        return measured
+            require_comparable(figures, *seed)
+        return figures
 
-    def figures():
-        measured = [runs.figures(row) for row in rounds if row in runs]
-        return {side: [processes[side][metric.key] for processes in measured] for side in SIDES}
+    def measured():
+        return [runs.figures(row) for row in rounds if row in runs]
 
     def look():
         """The number of rounds that are needed, and the change that they show, or None."""
-        changes = list(map(metric.change, *figures().values()))
+        changes = [metric.change(**processes) for processes in measured()]
         for number in numbers:
             if number > len(changes):
                 return number, None
@@ -202,7 +203,7 @@ def compare(options, config, ask, runs):
         peaks = {side: profiled[side]["memory"]["peak"] for side in SIDES}
         return {side: [peak] for side, peak in peaks.items()}, change_of_memory(config, **peaks)
     list(runs.take(lambda: rounds[: look()[0]], take, unit="round"))
-    return figures(), look()[1]
+    return {side: [processes[side][metric.key] for processes in measured()] for side in SIDES}, look()[1]
 
 
 def change_of_memory(config, other, this):

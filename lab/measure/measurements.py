@@ -14,6 +14,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,9 +94,10 @@ class Loop:
 class Clock:
     """Times the steps of a loop that reports the end of each, in turns.
 
-    turn(figures): hands over the seconds of a step, waits, and returns how many seconds to time next, or None at the
-    end (default: WINDOW, once). WARMUP steps come before the first turn, and every turn has at least one. The clock is
-    read when the device has finished; in between, a host may run ahead.
+    turn(figures): hands over the seconds of a step, and how many per second this process waited for a core. It waits,
+    and returns how many seconds to time next, or None at the end (default: WINDOW, once). WARMUP steps come before the
+    first turn, and every turn has at least one. The clock is read when the device has finished; in between, a host may
+    run ahead.
     """
 
     def __init__(self, device: torch.device, turn: Callable | None = None) -> None:
@@ -130,12 +132,15 @@ class Clock:
         self.times["first_step_seconds"] = yield 1
         machine.reset_peak_memory(self.device)  # it may be the compiler's
         self.times["seconds"] = yield WARMUP - 1
-        while (request := self.turn({"seconds": self.times["seconds"]})) is not None:
+        share = 0.0
+        while (request := self.turn({"seconds": self.times["seconds"], "waited": share})) is not None:
             seconds = torch.tensor(self.times["seconds"], device=self.device)
             seconds = float(parallel.all_reduce_mean(seconds))  # so that all processes take the same number of steps
             if lead := int(LEAD * request / seconds):  # after others' turns, caches are cold and batches wait
                 yield lead
-            self.times["seconds"] = yield max(1, round(request / seconds))
+            n, before = max(1, round(request / seconds)), waited()
+            self.times["seconds"] = yield n
+            share = (waited() - before) / (n * self.times["seconds"])
 
     def figures(self) -> dict:
         """Seconds of a step and of the first one, and peak resident memory above the start's."""
@@ -239,6 +244,15 @@ def profile_step(config: Config) -> dict:
         "flops_per_token": flops_per_token(loop.model.config),
         "attention_kernel": machine.attention_kernel(loop.config, loop.device),
     }
+
+
+def waited() -> float:
+    """Seconds that the threads of this process were ready to run but had no core; 0 where the system doesn't count."""
+    seconds = 0.0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            seconds += int(path.read_text().split()[1]) / 1e9
+    return seconds
 
 
 def resident_before() -> int | None:

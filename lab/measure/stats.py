@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 LEVEL = 0.95  # level of simultaneous intervals: the probability that all of a table hold
-LOOKED = 0.97  # the level at which they do so although rows are looked at after every round, and left out once narrow
+LOOKED = 0.985  # the level at which they do so although rows are looked at after every round, and left out once narrow
 LEAST = 3  # rounds that an interval needs: with two it would span powers of ten
 DRAWS = 10_000  # simulated tables
 TAILS = 4  # degrees of freedom of the simulated noise, Student's t: occasionally a round is far off

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 
 from lab.measure.stats import LEAST, LEVEL, LOOKED, intervals
-from lab.measure.turns import differences
+from lab.measure.turns import differences, turns_of
 from nanoladder.config import stage_names, stage_path
 
 
@@ -55,7 +55,7 @@ def summarize(results: dict, mode: str) -> list[dict]:
 def add_gains(rows, mode):
     """Adds to each row that was timed in LEAST rounds its gains over the first row and, in a ladder, the row below.
 
-    Ratios are taken within a round, so that a drift of the machine cancels out.
+    Ratios are taken within a turn, so that a drift of the machine cancels out.
     """
     timed = {row["name"]: row for row in rows if len(row.get("rounds", ())) >= LEAST}
     seconds = {name: row["rounds"] for name, row in timed.items()}
@@ -98,7 +98,7 @@ def timing(processes, gpu, first=None):
     first = first or later.pop(0)
     row = {
         "seconds": statistics.median(seconds),
-        "rounds": {process.get("round", n): process["seconds"] for n, process in enumerate(processes)},
+        "rounds": {process.get("round", n): turns_of(process) for n, process in enumerate(processes)},
         "turns": sum(len(process.get("turns", ())) for process in processes),
         "first": first,
         "tokens_per_s": processes[0]["tokens"] / statistics.median(seconds),

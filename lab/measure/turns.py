@@ -1,15 +1,16 @@
 """Rows take turns: the processes that are alive, the order in which they step, and when a row is measured enough.
 
 A round starts a process of every row and, once all have compiled and warmed up, lets them take turns of TURN seconds;
-then it ends them, so that no row depends on one process, whose memory layout may be lucky. Other programs slow a step
-down, and never speed it up: a round's figure is the mean of the fastest fifth of the turns, which were spread over the
-same minute for all rows. Two rows are compared round by round (stats.py). A row whose intervals are narrow enough is
-left out of later rounds, which leaves their time to the others. Narrow is a width, never a gain, so that stopping
-early favors none.
+then it ends them, so that no row depends on one process, whose memory layout may be lucky. A machine's speed drifts
+within seconds: two rows are compared turn by turn, and a round's figure is the mean of the middle half of these
+differences. A turn in which other programs took a core is taken again, which waits for the end of a burst. Rounds then
+give an interval (stats.py). A row whose intervals are narrow enough is left out of later rounds, which leaves their
+time to the others. Narrow is a width, never a gain, so that stopping early favors none.
 """
 
 import contextlib
 import math
+import statistics
 import time
 
 import numpy as np
@@ -18,41 +19,58 @@ from lab.measure.stats import LOOKED, intervals
 from nanoladder.errors import BadInput
 
 TURN = 0.3  # seconds of steps, at least one step
-LEAST_TURNS, MOST_TURNS = 4, 8  # of a row in a round
-FASTEST = 0.2  # of the turns
+LEAST_TURNS, MOST_TURNS = 4, 12  # of a row in a round
+DISTURBED = 0.1  # seconds that threads wait for a core, per second of a turn
 ROUNDS = 5  # of every row, for which the time is planned; more are for rows that need them
 NARROW = 0.03  # half width of an interval, of a logarithm, at which a row is measured enough
 OUT_OF_MEMORY = ("out of memory", "killed by the system")  # a row may have failed because others were alive
 
 
-def fastest(seconds):
-    """The mean of the fastest turns."""
-    return float(np.sort(seconds)[: max(1, round(FASTEST * len(seconds)))].mean())
+def turns_of(figures):
+    """Seconds of a step in each turn of a process; of one that took no turns, its seconds."""
+    return figures.get("turns") or [figures["seconds"]]
 
 
 def differences(other, row):
-    """The logarithms of how many times as fast a row is as another one, of {round: seconds}, in their common rounds."""
-    return [math.log(other[number] / seconds) for number, seconds in row.items() if number in other]
+    """The logarithms of how many times as fast a row is as another one, in the rounds common to both.
+
+    other, row: {round: seconds of a step in each turn}. A round's is the mean of the middle half of the turns'; of rows
+    that did not take turns with each other, of as many turns as both have.
+    """
+    rounds = [zip(other[number], row[number], strict=False) for number in row if number in other]
+    return [middle([math.log(a / b) for a, b in turns]) for turns in rounds]
+
+
+def middle(values):
+    """The mean of the middle half of some values."""
+    cut = len(values) // 4
+    return float(np.sort(values)[cut : len(values) - cut].mean())
 
 
 def take_turns(live, attempt, goes_on):
     """Lets processes, {name: launch.Processes}, take turns while goes_on(number of turns so far).
 
-    Every second turn goes backwards, so that no row always follows the same one. attempt(name, function, *arguments)
-    calls a function of a row's process; it may remove the row. Returns {row that is still live: seconds of its steps}.
+    Every second turn goes backwards, so that no row always follows the same one. A disturbed turn is taken again, as
+    long as more turns were undisturbed than taken again: on a machine that is always busy, few are. attempt(name,
+    function, *arguments) calls a function of a row's process; it may remove the row. Returns {row that is still live:
+    seconds of its steps}.
     """
-    times, turn = {name: [] for name in live}, 0
+    times, turn, left = {name: [] for name in live}, 0, 0
     while live and goes_on(turn):
         for name in [*live][:: -1 if turn % 2 else 1]:
-            if figures := attempt(name, live[name].ask, TURN):
+            figures = attempt(name, live[name].ask, TURN)
+            while figures and figures["waited"] > DISTURBED and left:
+                figures, left = attempt(name, live[name].ask, TURN), left - 1
+            if figures:
                 times[name].append(figures["seconds"])
+                left += figures["waited"] <= DISTURBED
         turn += 1
     return {name: times[name] for name in live}
 
 
 def figures_of(figures, seconds):
     """The figures of a process, with the seconds of a step in its turns."""
-    return figures | {"seconds": fastest(seconds), "turns": [float(f"{each:.5g}") for each in seconds]}
+    return figures | {"seconds": statistics.median(seconds), "turns": [float(f"{each:.5g}") for each in seconds]}
 
 
 class Schedule:
@@ -92,7 +110,7 @@ class Schedule:
 
     def wanted(self):
         """The rows to measure, in order: those of pairs that are not known narrowly yet, and the first."""
-        seconds = {name: {each["round"]: each["seconds"] for each in self.measured[name]} for name in self.names}
+        seconds = {name: {each["round"]: turns_of(each) for each in self.measured[name]} for name in self.names}
         rows = {name for name in self.names if len(seconds[name]) < ROUNDS}
         pairs = [pair for pair in self.pairs if {*pair} <= {*self.names}]
         found = {(row, other): differences(seconds[other], seconds[row]) for row, other in pairs}

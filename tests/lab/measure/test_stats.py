@@ -56,7 +56,8 @@ def test_three_rounds_show_a_gain_of_8_in_a_noisy_row_beside_quiet_ones():
 
 def rows_of(seconds):
     """Gains of a ladder, {stage: its gains}, from {stage: seconds by round}."""
-    rows = [{"name": name, "rounds": dict(enumerate(each)), "turns": 0} for name, each in seconds.items()]
+    rounds = {name: {number: [one] for number, one in enumerate(each)} for name, each in seconds.items()}
+    rows = [{"name": name, "rounds": each, "turns": 0} for name, each in rounds.items()]
     summary.add_gains(rows, "ladder")
     return {row["name"]: row.get("gains", {}) for row in rows}
 

@@ -137,7 +137,7 @@ def planted(**row):
     naive |= {"shares": dict.fromkeys(KINDS, 0.1)}
     rows = {"naive": naive, "amp": naive | {"name": "amp"} | row}
     for each in rows.values():
-        each["rounds"] = dict(enumerate(each["rounds"]))
+        each["rounds"] = {n: [one] for n, one in enumerate(each["rounds"])}
     summary.add_gains(list(rows.values()), "ladder")
     return stage_cards.stage_card(Measured("a/b", "ladder", figures.shown().results, rows), "amp")
 
