@@ -5,8 +5,8 @@ before its backward, and freed after each. optimizer: weights are gathered once 
 optimizer state are sharded (ZeRO). hybrid: full within each node, replicated between nodes.
 Why: the 16 bytes per parameter of weights, gradients and AdamW's state become 16 / N: N devices hold a model that is
 too large for one.
-Cost: at most one and a half times the bytes that ddp sends; full gathers again for every micro-batch. The model is
-compiled block by block. One process alone shards nothing.
+Cost: at most one and a half times the bytes that ddp sends; full gathers and reduces for every micro-batch. The model
+is compiled block by block. One process alone shards nothing.
 Tried: before FSDP2 we used PyTorch's ZeroRedundancyOptimizer to shard optimizer state; after loading a checkpoint it
 kept AdamW's step counters on the CPU.
 Source:

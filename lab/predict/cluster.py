@@ -109,8 +109,9 @@ def predict_step(config, sizes, n_gpus):
 
     # Of the step: weights and gradients, behind the compute of all micro-batches or of one; then the update
     regathers = config.shard in WEIGHTS and p == 1
-    gathers = 2 * n_micro if regathers else int(config.shard != "none")
-    data = (2 * gathers + 4) * weights * (s - 1) / s / ring(s, t) + (gathers + 1) * layers * (s - 1) * HOP
+    gathers, reductions = (2 * n_micro, n_micro) if regathers else (int(config.shard != "none"), 1)
+    data = (2 * gathers + 4 * reductions) * weights * (s - 1) / s / ring(s, t)
+    data += (gathers + reductions) * layers * (s - 1) * HOP
     copies = n // s
     data += 8 * weights / s * (copies - 1) / copies / ring(copies, t * s)
     exposed = max(0.0, data - compute * (n_micro if regathers else 1))
@@ -141,8 +142,10 @@ def predict_bytes(config, sizes, grid, s, n_micro, width):
     p, _, _, t = grid
     layers, weights, recompute = config.n_layer / p, sizes.n_params / (t * p), config.activation_checkpointing != "none"
     outside = sizes.n_params - config.n_layer * sizes.block
-    in_half = (2 * sizes.block + outside) / t if config.shard in WEIGHTS and p == 1 else weights
-    waiting = 4 * weights if s > 1 and n_micro > 1 else 0  # whole float32 gradients, until the last micro-batch
+    regathers = config.shard in WEIGHTS and p == 1
+    in_half = (2 * sizes.block + outside) / t if regathers else weights
+    # Whole float32 gradients until the last micro-batch, unless each one's are reduced
+    waiting = 4 * weights if s > 1 and n_micro > 1 and not regathers else 0
     block = ACTIVATIONS * width / t
     kept = 4 * width / t if recompute else block  # a block's float32 input
     in_flight = min(n_micro, p * (1 + STAGES[config.pipeline_schedule]) / 2)  # micro-batches, on the first stage

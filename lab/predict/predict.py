@@ -92,8 +92,8 @@ def traces(config, device_type, world_size):
 def traced_micro_batches(config, grid):
     """Micro-batches to trace of one process's config, and if gradients are kept from one to the next, or by DDP.
 
-    FSDP2 holds whole gradients in between, a pipeline the activations of several. Without those, a later micro-batch
-    takes what the first does if that finds gradients.
+    FSDP2 holds gradients in between that it makes in the first, a pipeline the activations of several. Without those, a
+    later micro-batch takes what the first does if that finds gradients.
     """
     n = config.batch_size // config.micro_batch_size
     averaging = grid.data * grid.context > 1

@@ -29,7 +29,11 @@ class DistributedDataParallel(OrderedDataParallel):
 
 
 def synchronize_last(model: torch.nn.Module, micro_batches: list) -> Iterator:
-    """Yields the micro-batches. Only the last one's backward averages the gradients over processes."""
+    """Yields the micro-batches. Only the last one's backward averages the gradients over all processes.
+
+    Before, a process keeps whole gradients; if its weights are sharded too, they might not fit: then every backward
+    reduces them to shards.
+    """
     *others, last = micro_batches
     synchronize(model, False)
     yield from others
@@ -41,8 +45,10 @@ def synchronize(model, on):
     """Turns gradient averaging over processes on or off. Call it before the forward."""
     if mesh().averaging == 1:
         return
-    if hasattr(model, "set_requires_gradient_sync"):  # FSDP2's
+    if not hasattr(model, "set_requires_gradient_sync"):  # DDP
+        model.require_backward_grad_sync = on
+    elif model.config.shard in ("full", "hybrid"):
+        model.set_requires_all_reduce(on)  # of shards, between the copies of the weights that hybrid keeps
+    else:
         model.set_requires_gradient_sync(on)
         model.set_reshard_after_backward(on or model.config.shard != "optimizer")
-    else:
-        model.require_backward_grad_sync = on

@@ -156,8 +156,9 @@ def test_two_processes_train_the_same_model_as_one(dense, documents, folder, alo
     for name, config in runs.items():
         if "tensor" not in name and "pipeline" not in name and name != "lion":
             groups = config.n_layer + 1 if config.shard != "none" else 1  # the model fits one bucket
-            with subtests.test(f"{name}: gradients are reduced once a step"):
-                assert {process[name]["reductions"] for process in seen} == {6 * groups}
+            micro_batches = 2 if name == "full recomputed" else 1  # without whole gradients that wait
+            with subtests.test(f"{name}: gradients are reduced once a step, or shard=full's in each micro-batch"):
+                assert {process[name]["reductions"] for process in seen} == {6 * groups * micro_batches}
     with subtests.test("only the first process writes and prints"):
         for config in runs.values():
             names = {path.name for path in Path(config.out_dir).iterdir()}

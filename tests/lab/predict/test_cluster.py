@@ -37,13 +37,17 @@ def test_every_part_of_a_step_is_split_as_the_layout_says(name):
     assert (cut.bubble > 0) == (name == "pipeline")
 
 
-def test_sharded_processes_hold_a_share_and_the_gradients_that_wait():
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+def test_with_micro_batches_whole_gradients_wait_or_are_reduced_each_time(shard):
     sizes = sizes_of(WIDE)
-    sharded = [replace(WIDE, shard="full", batch_size=16, micro_batch_size=rows) for rows in (2, 1)]
+    sharded = [replace(WIDE, shard=shard, batch_size=16, micro_batch_size=rows) for rows in (2, 1)]
     once, twice = (step(config, 8) for config in sharded)
     outside = sizes.n_params - 8 * sizes.block
-    activations = once.memory - 16 * sizes.n_params / 8 - 2 * (2 * sizes.block + outside)
-    assert twice.memory == pytest.approx(once.memory - activations / 2 + 4 * sizes.n_params)
+    gathered = 2 * (2 * sizes.block + outside if shard == "full" else sizes.n_params)
+    activations = once.memory - 16 * sizes.n_params / 8 - gathered
+    waiting = 4 * sizes.n_params if shard == "optimizer" else 0
+    assert twice.memory == pytest.approx(once.memory - activations / 2 + waiting)
+    assert twice.data == pytest.approx(once.data * (2 if shard == "full" else 1))
 
 
 @pytest.mark.parametrize("keys", [{"shard": "full"}, {"tensor_parallel": 8}, {"shard": "hybrid"}])

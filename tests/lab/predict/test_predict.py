@@ -17,6 +17,7 @@ from lab.measure.results import read_results
 from lab.predict import devices, patches, predict
 from lab.predict.trace import Ledger, trace
 from nanoladder import parallel
+from nanoladder.arithmetic import count_parameters
 from nanoladder.config import stage_names
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
@@ -210,6 +211,15 @@ def test_on_cuda_the_weights_of_blocks_are_gathered_in_half_precision():
     config = small(shard="optimizer", dtype="bfloat16")
     cpu, cuda = (predict.predict_memory(config, device, 2) for device in ("cpu", "cuda"))
     assert cpu.weights - cuda.weights == pytest.approx(2 * 3 * 12 * 128**2, rel=0.05)
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+def test_whole_gradients_wait_for_the_last_micro_batch_unless_the_weights_are_sharded(shard):
+    shape = {"n_layer": 6, "n_embd": 128, "vocab_size": 64, "micro_batch_size": 1, "set_to_none": True}
+    several, one = (tiny(**shape, batch_size=rows, shard=shard, ddp=True) for rows in (4, 2))
+    waiting = predict.predict_memory(several, world_size=2).peak - predict.predict_memory(one, world_size=2).peak
+    whole = 4 * count_parameters(several)
+    assert waiting > 0.6 * whole if shard == "optimizer" else waiting < 0.4 * whole
 
 
 def peaks_of(configs):
