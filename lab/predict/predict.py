@@ -81,7 +81,8 @@ def traces(config, device_type, world_size):
         and world_size * config.batch_size == config.micro_batch_size
         and machine.can_capture(config, torch.device(device_type)),
     )
-    if grid == Grid(data=grid.data) and (config.shard == "none" or grid.data == 1):  # as in one process
+    alone = grid.data == 1 or (config.shard == "none" and config.optimizer != "muon")  # which replicas divide
+    if grid == Grid(data=grid.data) and alone:  # as in one process
         world_size = 1
         if not config.compiles_blocks:  # else these keys are the reason for it
             traced = dataclasses.replace(traced, shard="none", **dict.fromkeys(CUTS, 1))

@@ -1,4 +1,4 @@
-"""Work on whole matrices that are sharded among processes: each matrix goes to one of these processes, in turn."""
+"""Work on whole matrices, each in one of the processes that hold its shards or a copy, in turn."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,20 +10,37 @@ from nanoladder.parallel.mesh import mesh
 
 
 def n_holders() -> int:
-    """Number of processes that hold one copy of a stage's weights among them."""
-    return mesh().n_sharing * mesh().sizes.tensor
+    """Number of processes that hold a stage's weights: one copy among them, or copies."""
+    return mesh().averaging * mesh().sizes.tensor
 
 
 def map_matrices(
-    function: Callable[[torch.Tensor], torch.Tensor], shards: list[torch.Tensor], like: torch.Tensor, first: int = 0
+    function: Callable[[torch.Tensor], torch.Tensor], shards: Sequence[torch.Tensor], like: torch.Tensor, first: int = 0
 ) -> Sequence[torch.Tensor]:
     """Applies a function to whole matrices of one shape, each in one process. Returns this process's shards of them.
 
     function: maps (n, rows, columns) to the same shape. shards: this process's, local tensors that are sharded like the
-    DTensor `like`. first: number of matrices handled before these, so that owners take turns. Collective: two
-    all-to-alls for any number of matrices, each of which travels once each way.
+    DTensor `like`, or whole matrices. first: number of matrices handled before these, so that owners take turns.
+    Collective: of any number of matrices, each travels once to and once from its owner among the processes of a copy,
+    in two all-to-alls, and once to every other copy, in an all-gather.
     """
-    n = n_holders()
+    n = mesh().averaging // mesh().n_sharing  # copies
+    if n == 1:
+        return map_in_copy(function, shards, like, first)
+    copies = mesh().weights["replicate"]
+    skipped = (copies.get_local_rank() - first) % n
+    own = shards[skipped::n]
+    results = map_in_copy(function, own, like, (first + skipped) // n) if own else []
+    padding = math.ceil(len(shards) / n) - len(own)  # 1 if other copies have one more
+    sent = torch.stack([*results, *[torch.zeros_like(shards[0])] * padding])
+    received = [torch.empty_like(sent) for _ in range(n)]
+    dist.all_gather(received, sent, copies.get_group())
+    return [received[(first + i) % n][i // n] for i in range(len(shards))]
+
+
+def map_in_copy(function, shards, like, first):
+    """Does the same among the processes that hold one copy of the weights."""
+    n = mesh().n_sharing * mesh().sizes.tensor
     if n == 1:
         return function(torch.stack(shards)).unbind()
     group = mesh().holders.get_group()
@@ -51,7 +68,8 @@ def exchange(tensors, sent, received, group):
 
 def parts(matrices, like):
     """Views of whole matrices (n, rows, columns): the shards of each process in turn, as a DTensor `like` them has."""
-    return [part(matrices, like, *divmod(i, mesh().sizes.tensor)) for i in range(n_holders())]
+    n = mesh().n_sharing * mesh().sizes.tensor
+    return [part(matrices, like, *divmod(i, mesh().sizes.tensor)) for i in range(n)]
 
 
 def part(matrices, like, shard, tensor):

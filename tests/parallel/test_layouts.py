@@ -342,7 +342,7 @@ def test_evaluations_samples_and_saves_in_the_middle_change_no_loss(dense, docum
 def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_sharded(dense, documents, folder, subtests):
     """Including uneven and empty shards."""
     base = {"optimizer": "muon", "n_head": 2, "n_embd": 18, "n_layer": 3}
-    layouts = {"full": {"shard": "full"}, "hybrid": {"shard": "hybrid"}}
+    layouts = {"copies": {}, "full": {"shard": "full"}, "hybrid": {"shard": "hybrid"}}
     layouts |= {"tensor": TENSOR, "tensor full": {**TENSOR, "shard": "full"}, "empty": {"shard": "full", "n_embd": 6}}
     layouts |= {"bfloat16 full": {"shard": "full", "dtype": "bfloat16", "n_embd": 6}}
     runs = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import build, tiny
+from torch.utils.flop_counter import FlopCounterMode
 
 import train
 from lab.measure.launch import run_together
@@ -96,29 +97,50 @@ def test_shards_cut_the_parts_of_matrices_once_more():
         assert attention.proj.weight.to_local().shape == (16, 16)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"shard": "full"},
-        {"shard": "optimizer"},
-        {"shard": "hybrid"},
-        {"tensor_parallel": 2},
-        {"tensor_parallel": 2, "shard": "full"},
-    ],
-    ids=str,
-)
-def test_muon_sends_every_matrix_once_to_its_owner_and_once_back(keys):
-    config = tiny(n_layer=3, n_head=4, n_embd=48, vocab_size=64, ddp=True, optimizer="muon", **keys)
-    with one_of(16, 3, config, "cpu"):
+def step_of_muon(config, world_size, rank, counter):
+    """Takes a step of Muon in a simulated process, seen by the counter. Returns the shapes of the matrices."""
+    with one_of(world_size, rank, config, "cpu"):
         model, optimizer, _ = build(config)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        with Counter() as counter:
+        with counter:
             optimizer.step()
-        matrices = [parameter for parameter in model.blocks.parameters() if parameter.dim() == 2]
-    shapes = {parameter.shape for parameter in matrices}
-    assert {kind: calls for kind, (calls, _) in counter.sent.items()} == {"all_to_all": 2 * len(shapes)}
-    assert 2 * len(shapes) <= 2 * len(matrices)
+        return {parameter.shape for parameter in model.blocks.parameters() if parameter.dim() == 2}
+
+
+EIGHT = {"n_layer": 8, "n_head": 4, "n_embd": 48, "vocab_size": 64, "ddp": True, "optimizer": "muon"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "exchanges", "gathers"),
+    [
+        ({"shard": "full"}, 2, 0),
+        ({"shard": "optimizer"}, 2, 0),
+        ({"shard": "hybrid"}, 2, 1),
+        ({"tensor_parallel": 2}, 2, 1),
+        ({"tensor_parallel": 2, "shard": "full"}, 2, 0),
+        ({"context_parallel": 2}, 0, 1),
+        ({}, 0, 1),
+    ],
+    ids=str,
+)
+def test_muon_sends_every_matrix_to_its_owner_and_back_and_to_other_copies(keys, exchanges, gathers):
+    counter = Counter()
+    shapes = step_of_muon(tiny(**EIGHT, **keys), 16, 3, counter)
+    calls = {kind: calls for kind, (calls, _) in counter.sent.items()}
+    expected = {"all_to_all": exchanges * len(shapes), "all_gather": gathers * len(shapes)}
+    assert calls == {kind: number for kind, number in expected.items() if number}
+
+
+@pytest.mark.parametrize("keys", [{}, {"context_parallel": 2}, {"shard": "full"}], ids=str)
+def test_each_process_orthogonalizes_its_share_of_the_matrices(keys):
+    flops = []
+    for world_size, rank in [(1, 0), (8, 0), (8, 3), (8, 7)]:
+        counter = FlopCounterMode(display=False)
+        step_of_muon(tiny(**EIGHT, **(keys if world_size > 1 else {})), world_size, rank, counter)
+        flops.append(counter.get_total_flops())
+    alone, *shares = flops
+    assert alone > 0 and shares == [alone / 8] * 3
 
 
 def test_owners_take_turns():
