@@ -67,7 +67,7 @@ def resume_before(step, config, dataset, model, optimizer, scaler):
         state = checkpoint.load(path)
         if state["progress"]["step"] < step:
             print(check_data(config, dataset.fingerprint(), state, path), end="")
-            checkpoint.check_resumes(config, state, path)
+            checkpoint.check_resumes(config, state, path, next(model.parameters()).device)
             checkpoint.resume(model, optimizer, scaler, state, path)
             return state["progress"]["step"]
     new_start(config, dataset).load(model, optimizer, scaler)

@@ -398,7 +398,7 @@ def test_a_checkpoint_loads_under_another_padding(tiny, tmp_path):
     assert torch.equal(target.head.weight, source.head.weight[:60])
     assert target.head.weight is target.token_embedding.weight
     with pytest.raises(BadInput, match="pad_vocab_to=64"):
-        checkpoint.check_resumes(plain, state, "a.safetensors")
+        checkpoint.check_resumes(plain, state, "a.safetensors", torch.device("cpu"))
 
 
 COMPILED = [({}, "GPT"), ({"shard": "full"}, "Block"), ({"optimizer_in_backward": True, "grad_clip": 0.0}, "Block")]

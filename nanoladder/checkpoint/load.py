@@ -13,7 +13,7 @@ import torch
 from tiktoken import Encoding
 
 from model import GPT
-from nanoladder import machine, parallel
+from nanoladder import parallel
 from nanoladder.checkpoint import format, interop
 from nanoladder.checkpoint.contents import check_contents
 from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, list_checkpoints
@@ -99,8 +99,8 @@ def load_weights(model: torch.nn.Module, state: dict, path: Path | str) -> None:
         parallel.local(target).copy_(parallel.local_part(weights[name], target, name))  # reads no more of the file
 
 
-def check_resumes(config: Config, state: dict, path: Path) -> None:
-    """Raises BadInput unless a run with this Config can resume from the checkpoint."""
+def check_resumes(config: Config, state: dict, path: Path, device: torch.device) -> None:
+    """Raises BadInput unless a run with this Config can resume from the checkpoint on this device."""
     for key in ("context_length", "pad_vocab_to", "optimizer"):
         if getattr(config, key) != (saved := state["config"].get(key, DEFAULTS[key])):
             raise BadInput(
@@ -109,7 +109,7 @@ def check_resumes(config: Config, state: dict, path: Path) -> None:
             )
     check_shape(config, state, path)
     with reading(path):
-        check_generators(state["generators"], machine.choose_device(config.device))
+        check_generators(state["generators"], device)
 
 
 def resume(

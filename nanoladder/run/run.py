@@ -72,7 +72,7 @@ def prepare(
     if config.sample_interval and tokenizer is None:
         raise BadInput(f"sample_interval: {config.dataset} has no tokenizer to write samples; --sample_interval=0")
     config = micro_batch.resolve_micro_batch(config)
-    start = find_start(config, dataset)
+    start = find_start(config, dataset, device)
     step = start.progress["step"]
     parallel.require_agreement(start.progress, f"checkpoint in {config.out_dir}")
     rows = earlier_rows(config.out_dir, step) if parallel.rank() == 0 else []

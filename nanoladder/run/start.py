@@ -120,7 +120,7 @@ class Start(NamedTuple):
             self.state.clear()
 
 
-def find_start(config, dataset):
+def find_start(config, dataset, device):
     """Returns the Start that init_from names.
 
     Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, if the dataset
@@ -131,7 +131,7 @@ def find_start(config, dataset):
         path, state = checkpoint.newest(config.out_dir)
         origin = origin_of(config, dataset, state, path)
         message = check_data(config, origin["data"], state, path)
-        checkpoint.check_resumes(config, state, path)
+        checkpoint.check_resumes(config, state, path, device)
         progress, former_best, compared = compare_best(config, origin["data"], state, path)
         as_before = f"as it was configured{changes(config, state['config'])}"
         message = f"continues {path}, step {progress['step']}, {as_before}\n{message}{compared}"

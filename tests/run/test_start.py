@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ from conftest import (
 import sample
 import train
 from lab import replay
-from nanoladder import checkpoint
-from nanoladder.run import Run, load_config
+from nanoladder import checkpoint, machine
+from nanoladder.machine import device
+from nanoladder.run import Run, load_config, start
 from nanoladder.tokenizer.encoding import build_tokenizer, encode, load_tokenizer
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 17, "bias": False, "context_length": 16}
@@ -223,6 +225,25 @@ def test_a_changed_schedule_says_the_rate_before_and_after_and_how_to_keep_it(ha
     assert said("--lr_decay_steps=0", "--max_steps=4") == [line.format("4: 0.001", "0.0055", 6)]
     assert said("--max_steps=8") == [line.format("5: 0.0055", "0.001", 4)]
     assert said("--max_steps=9", "--lr_decay_steps=8") == []
+
+
+def test_a_run_checks_its_config_and_attention_and_chooses_its_device_once(half, run_main, monkeypatch):
+    calls = Counter()
+
+    def count(module, name):
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: calls.update([name]) or function(*args))
+
+    for module, name in (
+        (start, "check"),
+        (device, "check_config"),
+        (device, "attention_kernel"),
+        (machine, "choose_device"),
+    ):
+        count(module, name)
+    words = [f"--out_dir={half.out_dir}", "--init_from=resume", "--max_steps=4", "--dtype=auto"]
+    assert run_main(train.main, *words).code == 0
+    assert calls == {"check": 1, "attention_kernel": 1, "choose_device": 1}
 
 
 def test_a_stage_changes_the_run_that_continues_and_is_not_kept(half, run_main):
