@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import errno
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 
 class BadInput(Exception):
@@ -22,6 +23,15 @@ def reading(problem: str, advice: str) -> Iterator[None]:
             raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise BadInput(f"{problem} ({reason:.300}); {advice}") from None
+
+
+@contextlib.contextmanager
+def writing(path: Path | str, other: str = "--out_dir") -> Iterator[None]:
+    """Turns an OSError in the `with` block into BadInput: the path cannot be written, another `other` can."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error}); choose another {other}") from None
 
 
 def lacks_memory(error: BaseException) -> bool:

@@ -100,7 +100,7 @@ def test_the_root_has_the_promised_scripts_and_no_others():
     assert (tracked or sorted(path.name for path in ROOT.glob("*.py"))) == SCRIPTS
 
 
-def test_train_py_is_in_the_order_in_which_it_runs():
+def test_the_sections_of_train_py_are_numbered():
     source = (ROOT / "train.py").read_text(encoding="utf-8")
     assert re.findall(r"^# -- (\d)\. \S", source, re.MULTILINE) == list("123456")
 

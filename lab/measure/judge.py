@@ -141,12 +141,12 @@ def measure(names, start, sides, measurement, *more):
     other.
     """
     with contextlib.ExitStack() as stack:
-        ask, found, live = functools.partial(attempt, names), {}, {}
+        ask, figures, live = functools.partial(attempt, names), {}, {}
         for side in sides:
             live[side] = stack.enter_context(start(side, measurement, *more))
-            found[side] = ask(side, live[side].answer)
+            figures[side] = ask(side, live[side].answer)
         if measurement != "time":
-            return found
+            return figures
         times = take_turns(live, ask, lambda turn: turn < TURNS)
         return {side: figures_of(ask(side, live[side].end), times[side]) for side in sides}
 

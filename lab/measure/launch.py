@@ -73,10 +73,10 @@ class Processes:
             self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # as torchrun keeps one
             environment = {"WORLD_SIZE": n, "LOCAL_WORLD_SIZE": n, "OMP_NUM_THREADS": 1, "MASTER_ADDR": "localhost"}
             environment |= {"MASTER_PORT": self.store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
-        self.ours, theirs = zip(*(context().Pipe() for _ in range(n)), strict=True)
-        given = theirs, streams, environment, live, function, args, options
+        self.pipes, remote = zip(*(context().Pipe() for _ in range(n)), strict=True)
+        given = remote, streams, environment, live, function, args, options
         self.group = start_processes(work, given, n, join=False, start_method=context().get_start_method())
-        for connection in theirs:
+        for connection in remote:
             connection.close()
 
     def __enter__(self):
@@ -97,22 +97,22 @@ class Processes:
     def answers(self, seconds=math.inf):
         """Returns the next answer of each process, handed over or returned, by rank. Raises as run_together does."""
         results, deadline = {}, time.monotonic() + seconds
-        while waiting := [rank for rank in range(len(self.ours)) if rank not in results]:
-            ends = [self.ours[rank] for rank in waiting] + [self.group.processes[rank].sentinel for rank in waiting]
+        while waiting := [rank for rank in range(len(self.pipes)) if rank not in results]:
+            ends = [self.pipes[rank] for rank in waiting] + [self.group.processes[rank].sentinel for rank in waiting]
             multiprocessing.connection.wait(ends, min(1.0, seconds))
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no answer within {seconds:.0f} s")
             for rank in waiting:
                 process = self.group.processes[rank]
-                if self.ours[rank].poll():
-                    results[rank] = received(self.ours[rank], process)
+                if self.pipes[rank].poll():
+                    results[rank] = received(self.pipes[rank], process)
                 elif not process.is_alive():
                     results[rank] = None, ended(process)
             if failed := [error for _, error in results.values() if error and str(error) != EXITED]:
                 raise failed[0]
         if failed := [error for _, error in results.values() if error]:
             raise failed[0]
-        return [results[rank][0] for rank in range(len(self.ours))]
+        return [results[rank][0] for rank in range(len(self.pipes))]
 
     def answer(self):
         """What the first process hands over next."""
@@ -120,7 +120,7 @@ class Processes:
 
     def ask(self, request):
         """Sends all a request. Returns what the first process answers."""
-        for connection in self.ours:
+        for connection in self.pipes:
             with contextlib.suppress(OSError):  # it has ended: its answer says why
                 connection.send(request)
         return self.answer()

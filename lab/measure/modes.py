@@ -124,7 +124,7 @@ def device_of(options, kind, config_words):
 
 def measure_rows(options, config_words):
     """Measures what has not been measured yet, and writes the table after each process and round."""
-    begin, words = time.monotonic(), sized(config_words)
+    start_time, words = time.monotonic(), sized(config_words)
     base, rows, mode = load_config(words), rows_of(options, words), cli.part_of_results(options)
     conditions, reasons, planned = conditions_of(options, config_words), not_applicable(rows, options), []
     folder, machine = Path(options.out_dir or default_folder(conditions)), conditions["machine"]
@@ -157,7 +157,7 @@ def measure_rows(options, config_words):
             write_table()
         add_predictions(runs, mode, rows, conditions, options.mode)
         if not options.train:
-            seconds = 60 * options.minutes - (time.monotonic() - begin)
+            seconds = 60 * options.minutes - (time.monotonic() - start_time)
             timed = {name: row for name, row in rows.items() if name not in reasons}
             time_rows(options, runs, mode, timed, machine["threads"], seconds)
         write_table()
@@ -187,8 +187,8 @@ def time_rows(options, runs, mode, rows, threads, seconds):
             return Processes(measurements.time_steps, rows[name], n=int(name), live=True, threads=each)
         return Processes(measurements.time_steps, rows[name], live=True)
 
-    def add(found):
-        for name, figures in found.items():
+    def add(round_figures):
+        for name, figures in round_figures.items():
             measured[name].append(figures)
             runs.add({"mode": mode, "name": name, "what": "time", "round": figures["round"]}, figures)
 

@@ -11,7 +11,7 @@ from lab.measure.git import ROOT
 from lab.measure.machine import machine_name
 from nanoladder import files
 from nanoladder.config import parse_arguments
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, writing
 
 STEPS = "steps"  # the kind of these runs
 # Code on which a figure may depend: after a change, results count as those of other code.
@@ -38,12 +38,10 @@ def read(path: Path, members: Iterable[str]) -> dict:
 
 def write(folder: Path, contents: dict[str, Any]) -> None:
     """Writes texts to files of a folder, {name: text}. Raises BadInput if one cannot be written."""
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in contents.items():
             files.write(folder / name, text + "\n")
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be written ({error}); choose another --out_dir") from None
 
 
 def read_results(path: Path) -> dict:

@@ -10,7 +10,6 @@ Rows are the same if they agree in all but `about`, words for the reader. The la
 function that returns the rows that it wants, in order, and another that makes a table of the runs.
 """
 
-import contextlib
 import inspect
 import json
 import math
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from nanoladder import files
-from nanoladder.errors import BadInput, reading
+from nanoladder.errors import BadInput, reading, writing
 
 RUNS = "runs.jsonl"  # in a folder of results
 LOCK = ".lock"
@@ -56,11 +55,11 @@ class Runs:
         self, path: Path | str, kind: str, conditions: dict, origin: dict | None = None, anew: bool = False
     ) -> None:
         self.path, self.kind, self.conditions, self.anew = Path(path), kind, conditions, anew
-        self.begin = {"begin": kind, **conditions, **(origin or {})}
+        self.heading = {"begin": kind, **conditions, **(origin or {})}
 
     def __enter__(self):
         folder = self.path.parent
-        with self.writing():
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 self.lock = files.hold(folder / LOCK)
@@ -80,7 +79,7 @@ class Runs:
         """Reads the file, and removes the end of a line that was not written to its end."""
         lines = read_lines(self.path)
         if self.path.exists() and not (content := self.path.read_bytes()).endswith(b"\n"):
-            with self.writing():
+            with writing(self.path.parent):
                 files.write(self.path, content[: content.rfind(b"\n") + 1])
         conditions, runs = runs_in(lines, self.kind)
         different = [key for key, value in self.conditions.items() if runs and conditions.get(key) != value]
@@ -95,7 +94,7 @@ class Runs:
 
     def restart(self):
         """Forgets the runs, which stay in the file."""
-        self.runs, self.over, self.begin = {}, set(), self.begin | {"anew": True}
+        self.runs, self.over, self.heading = {}, set(), self.heading | {"anew": True}
         self.last = None
 
     def __contains__(self, row):
@@ -113,27 +112,20 @@ class Runs:
     def add(self, row, figures, failed=None):
         """Appends the outcome of a row to the file. Returns the Run."""
         members = {key: value for key, value in {"figures": figures, "failed": failed}.items() if value is not None}
-        lines = [row | members] if self.last == self.begin else [self.begin, row | members]
-        with self.writing(), open(self.path, "ab") as file:
+        lines = [row | members] if self.last == self.heading else [self.heading, row | members]
+        with writing(self.path.parent), open(self.path, "ab") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
-        self.last = self.begin
+        self.last = self.heading
         self.over.add(identity(row))
-        self.runs[identity(row)] = run = Run(row, figures, failed, self.begin)
+        self.runs[identity(row)] = run = Run(row, figures, failed, self.heading)
         return run
 
     def put(self, row: dict, figures: dict) -> None:
         """Adds the figures of a row, unless they are there."""
         if self.figures(row) != figures:
             self.add(row, figures)
-
-    @contextlib.contextmanager
-    def writing(self):
-        try:
-            yield
-        except OSError as error:
-            raise BadInput(f"{self.path.parent} cannot be written ({error}); choose another --out_dir") from None
 
     def take(
         self,

@@ -113,9 +113,9 @@ class Schedule:
         seconds = {name: {each["round"]: turns_of(each) for each in self.measured[name]} for name in self.names}
         rows = {name for name in self.names if len(seconds[name]) < ROUNDS}
         pairs = [pair for pair in self.pairs if {*pair} <= {*self.names}]
-        found = {(row, other): differences(seconds[other], seconds[row]) for row, other in pairs}
-        known = intervals({pair: each for pair, each in found.items() if len(each) >= ROUNDS}, LOOKED)
-        rows.update(*(pair for pair in found if pair not in known or known[pair].high - known[pair].low > 2 * NARROW))
+        ratios = {(row, other): differences(seconds[other], seconds[row]) for row, other in pairs}
+        known = intervals({pair: each for pair, each in ratios.items() if len(each) >= ROUNDS}, LOOKED)
+        rows.update(*(pair for pair in ratios if pair not in known or known[pair].high - known[pair].low > 2 * NARROW))
         return [name for name in self.names if name in rows or (rows and name == self.names[0])]
 
     def groups(self, names):
@@ -141,14 +141,14 @@ class Schedule:
         self.number += 1
         parts = [group] if self.fits(group) else [[name] for name in group]
         for names in parts:
-            begin = time.monotonic()
-            found = self.take_part(names, seconds / len(parts))
-            took = (time.monotonic() - begin) / max(1, len(found))
-            self.add({name: {"round": self.number, "took": took, **figures} for name, figures in found.items()})
+            start_time = time.monotonic()
+            figures = self.take_part(names, seconds / len(parts))
+            took = (time.monotonic() - start_time) / max(1, len(figures))
+            self.add({name: {"round": self.number, "took": took, **each} for name, each in figures.items()})
 
     def take_part(self, names, seconds):
         """Starts the processes of rows, and lets them take turns. Returns {row: figures}, without rows that fail."""
-        begin, live, found = time.monotonic(), {}, {}
+        start_time, live, figures = time.monotonic(), {}, {}
 
         def attempt(name, function, *arguments):
             try:
@@ -162,9 +162,9 @@ class Schedule:
                     self.fail(name, str(error))
 
         def goes_on(turn):
-            passed = time.monotonic() - begin
-            a_turn = (passed - started) / max(1, turn)
-            self.lasts = started + LEAST_TURNS * a_turn
+            passed = time.monotonic() - start_time
+            a_turn = (passed - startup) / max(1, turn)
+            self.lasts = startup + LEAST_TURNS * a_turn
             self.show(f"round {self.number}, {turn} turns of {len(live)} rows")
             return turn < LEAST_TURNS or (turn < MOST_TURNS and passed + a_turn <= seconds)
 
@@ -173,9 +173,9 @@ class Schedule:
                 self.show(f"round {self.number}, starting {name}")
                 live[name] = stack.enter_context(self.start(name))
                 attempt(name, live[name].answer)
-            started = time.monotonic() - begin
+            startup = time.monotonic() - start_time
             times = take_turns(live, attempt, goes_on)
             for name in times:
-                found[name] = attempt(name, live[name].end)
+                figures[name] = attempt(name, live[name].end)
         self.shortest += self.lasts if live else 0.0
-        return {name: figures_of(found[name], times[name]) for name in live}
+        return {name: figures_of(figures[name], times[name]) for name in live}

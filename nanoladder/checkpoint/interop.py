@@ -17,7 +17,7 @@ from nanoladder import files
 from nanoladder.checkpoint.format import FLOATS, read_tensors, reading, write_tensors
 from nanoladder.checkpoint.shape import RECIPE, config_of, shapes
 from nanoladder.config import DEFAULTS, Config
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, writing
 from nanoladder.tokenizer.encoding import END_OF_TEXT, end_of_text
 from nanoladder.tokenizer.hub import find_folder
 from nanoladder.tokenizer.huggingface import TOKENIZER, TOKENIZER_CONFIG, to_huggingface
@@ -214,14 +214,12 @@ def write_huggingface(folder, state, encoding=None, code=None):
         tensors, fields = gpt2_tensors(config, state["model"]), gpt2_config(config, values["dropout"], eot)
     contents[WEIGHTS] = partial(write_tensors, shapes=tensors, tensors=tensors.items(), metadata={"format": "pt"})
     contents[CONFIG] = to_json(fields)  # last: without it, the folder is not a model
-    try:
+    with writing(folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
         if held := sorted(path.name for path in folder.iterdir()):
             raise BadInput(f"{folder} holds {held[0]}; delete it, or choose another folder")
         for name, content in contents.items():
             files.write(folder / name, content)
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be written ({error.strerror or error}); choose another folder") from None
     return [folder / name for name in contents]
 
 

@@ -70,12 +70,12 @@ def processes(config):
     return {"alone": f"{', '.join(idle)}: no effect with one process"} if idle else {}
 
 
-def busy(device, began):
+def busy(device, cpu_times):
     """Returns {name: a faster setting} if other programs leave a single process fewer CPUs than it has threads.
 
     The threads wait for each other at the end of every operation, each on a CPU that another program could use.
     """
-    free, n_threads = machine.free_cpus(began), torch.get_num_threads()
+    free, n_threads = machine.free_cpus(cpu_times), torch.get_num_threads()
     n = max(1, round(min(free, n_threads)))
     if device.type != "cpu" or parallel.world_size() > 1 or "OMP_WAIT_POLICY" in os.environ or n == n_threads:
         return {}

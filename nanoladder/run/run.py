@@ -18,7 +18,7 @@ from nanoladder.data.batches import Batch
 from nanoladder.data.counting import counted_losses
 from nanoladder.data.datasets import Dataset
 from nanoladder.entry import outlast_output
-from nanoladder.errors import BadInput
+from nanoladder.errors import BadInput, writing
 from nanoladder.run import micro_batch
 from nanoladder.run.clock import StepClock
 from nanoladder.run.faults import Watch, explain_compiler_failure
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
     tokenizer: object
     rows: list
     counted: dict
-    began: tuple | None  # machine.cpu_times()
+    cpu_times: tuple | None  # at its start
     contexts: contextlib.ExitStack
 
 
@@ -62,7 +62,7 @@ def prepare(
     is an error if micro_batch_size=auto. learning_rate: the schedule, a function of step and config.
     """
     outlast_output()  # Ctrl-C at `train.py | tee log` ends tee at once, and the run has yet to save
-    began, auto = machine.cpu_times(), config.micro_batch_size == "auto"
+    cpu_times, auto = machine.cpu_times(), config.micro_batch_size == "auto"
     config = dataclasses.replace(config, vocab_size=dataset.vocab_size)
     require_memory(config, device)
     attention = machine.check(config, device)
@@ -87,7 +87,7 @@ def prepare(
             machine.reset_peak_memory(device)  # the run's peak, not that of counting
         contexts.enter_context(machine.within_free_memory(device) if auto else contextlib.nullcontext())
         kept = contexts.pop_all()
-    return Prepared(config, device, dataset, start, tokenizer, rows, counted, began, kept)
+    return Prepared(config, device, dataset, start, tokenizer, rows, counted, cpu_times, kept)
 
 
 class Run:
@@ -108,13 +108,13 @@ class Run:
         config, start = prepared.config, prepared.start
         start.load(model, optimizer, scaler)
         prepare_out_dir(config, start, prepared.dataset)
-        print_lines(busy(prepared.device, prepared.began))
+        print_lines(busy(prepared.device, prepared.cpu_times))
         self.config, self.device, self.dataset = config, prepared.device, prepared.dataset
         self.model, self.optimizer, self.scaler, self.tokenizer = model, optimizer, scaler, prepared.tokenizer
         self.progress, self.contexts = start.progress, prepared.contexts
         self.first_step = self.progress["step"] + 1
         self.row, self.saving = {}, False  # of the current step: its metrics, and if a checkpoint is due
-        self.clock, self.lap_began = StepClock(self.device), self.progress["step"]
+        self.clock, self.lap_start = StepClock(self.device), self.progress["step"]
         self.watch, self.signals = Watch(config, self.device, scaler), Signals()
         self.writer = checkpoint.Writer(config, start.origin, self.progress)
         self.metrics = Metrics(config, prepared.rows, prepared.counted) if parallel.rank() == 0 else None
@@ -172,7 +172,7 @@ class Run:
         progress["interval_steps"] += 1
         if step == self.first_step:  # not timed with the others: it touches new memory and compiles
             print(f"first step: {self.clock.lap():.1f} s{', with compilation' if config.compile else ''}")
-            self.lap_began = step
+            self.lap_start = step
             parallel.limit_collectives(config)
         self.saving = self.signals.arrived() or self.due(config.save_interval)
         sampling = self.due(config.sample_interval)
@@ -194,7 +194,7 @@ class Run:
 
     def throughput(self, step):
         """Returns the throughput of the lap that ends with this step; mfu only if the device's peak is known."""
-        n_steps, self.lap_began = step - self.lap_began, step
+        n_steps, self.lap_start = step - self.lap_start, step
         seconds, tokens = self.clock.lap(), n_steps * self.config.batch_size * self.config.context_length
         if not n_steps:
             return {}
@@ -276,17 +276,6 @@ class Run:
             print(f"{path} is the newest checkpoint: --init_from=resume continues from it")
 
 
-@contextlib.contextmanager
-def writing(folder):
-    """Turns errors of writing an out_dir into BadInput."""
-    try:
-        yield
-    except BlockingIOError:
-        raise BadInput(f"another run trains in out_dir={folder}; wait for it, or choose another --out_dir") from None
-    except OSError as error:
-        raise BadInput(f"out_dir={folder} cannot be written ({error}); choose another --out_dir") from None
-
-
 def hold_out_dir(config, is_new):
     """Returns a context manager in which other runs are kept out of out_dir, which is created if missing.
 
@@ -298,15 +287,21 @@ def hold_out_dir(config, is_new):
     for path in (path for pattern in FOREIGN * is_new for path in sorted(folder.glob(pattern))):
         what = f"{path.name}, a dataset's or a model's, with its own tokenizer"
         raise BadInput(f"out_dir={folder} holds {what}; choose another --out_dir")
-    with writing(folder):
+    with writing(f"out_dir={folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        return files.hold(folder / LOCK)
+        try:
+            return files.hold(folder / LOCK)
+        except BlockingIOError:
+            raise BadInput(
+                f"another run trains in out_dir={folder}; wait for it, or choose another --out_dir"
+            ) from None
 
 
 def prepare_out_dir(config, start, dataset):
     """Writes config.json and the dataset's tokenizer; restores the checkpoints as of the start. Raises BadInput."""
     if parallel.rank() == 0:
-        with writing(folder := Path(config.out_dir)):
+        folder = Path(config.out_dir)
+        with writing(f"out_dir={folder}"):
             checkpoint.restore(folder, start.source if start.resumes else None, start.progress, start.former_best)
             dataset.save_tokenizer(folder)
             write_config(folder, config)

@@ -128,14 +128,14 @@ def cut_runs(text: str) -> Iterator[str]:
 
     Every encoding begins here, so the same text gives the same ids everywhere.
     """
-    begin = 0
+    start = 0
     for place in range(LONGEST_RUN, len(text), LONGEST_RUN):  # a longer run covers one of these places
         if text[place].isspace():
-            first = begin + len(text[begin:place].rstrip())
+            first = start + len(text[start:place].rstrip())
             for cut in range(first + LONGEST_RUN, WHITESPACE.match(text, place).end(), LONGEST_RUN):
-                yield text[begin:cut]
-                begin = cut
-    yield text[begin:]
+                yield text[start:cut]
+                start = cut
+    yield text[start:]
 
 
 def check_characters(encoding: tiktoken.Encoding, text: str) -> None:

@@ -14,7 +14,7 @@ from lab.programs.html.elements import Markup, join, tag
 from lab.programs.stages import BOTH, describe, gain, group
 from nanoladder import files
 from nanoladder.config.stages import RECIPE_DIR, tree
-from nanoladder.errors import BadInput
+from nanoladder.errors import writing
 
 FOLDER = Path(__file__).parent
 GROUPS = {"speed": "Speed, on by default", "memory": "Memory, on request", "devices": "Many devices"}
@@ -28,11 +28,9 @@ def write(path: Path, paths: Iterable[Path] = ()) -> None:
     paths: of a reader's own runs.jsonl files.
     """
     text = page(paths)
-    try:
+    with writing(path, "--output"):
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, text)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error}); choose another --output") from None
 
 
 def page(paths=()):
