@@ -35,21 +35,23 @@ def build_muon(groups: list[dict], model: torch.nn.Module, config: Config) -> to
     hidden, rest = hidden_and_rest(groups, model)
     preferred = machine.choose_dtype(config.dtype, hidden[0]["params"][0].device)
     dtype = preferred if preferred == torch.bfloat16 else torch.float32  # float16 lacks the range
-    split = {block.attention.qkv.weight for block in model.blocks.children()} if config.split_qkv else set()
-    coefficients = POLAR_EXPRESS if config.polar_express else NEWTON_SCHULZ
-    return WithAdamW(Muon(hidden, config.learning_rate, dtype, coefficients, split), rest, config)
+    muon = Muon(hidden, config, dtype)
+    if config.split_qkv:
+        muon.split = {block.attention.qkv.weight for block in model.blocks.children()}
+    return WithAdamW(muon, rest, config)
 
 
 class Muon(torch.optim.Optimizer):
     """Moves matrices by their momentum, orthogonalized (Jordan et al. 2024). State: one average per weight.
 
-    dtype: the matrix products'. coefficients: each iteration's. split: the set of weights that hold the matrices of
-    queries, keys and values.
+    dtype: the matrix products'. With split_qkv, `split` is the set of weights that hold the matrices of queries, keys
+    and values, whose shape no other weight has.
     """
 
-    def __init__(self, groups, lr, dtype, coefficients, split=()):
-        super().__init__(groups, {"lr": lr})
-        self.dtype, self.coefficients, self.split = dtype, coefficients, split
+    def __init__(self, groups, config, dtype):
+        super().__init__(groups, {"lr": config.learning_rate})
+        self.config, self.dtype = config, dtype
+        self.coefficients = POLAR_EXPRESS if config.polar_express else NEWTON_SCHULZ
 
     @torch.no_grad()
     def step(self):
@@ -57,9 +59,9 @@ class Muon(torch.optim.Optimizer):
             alike, first = defaultdict(list), 0
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    alike[parameter.shape, parameter in self.split].append(parameter)
-            for (shape, _), parameters in alike.items():
-                n = parallel.n_holders() * max(1, AT_ONCE // shape.numel())
+                    alike[parameter.shape].append(parameter)
+            for shape, parameters in alike.items():
+                n = parallel.in_all_holders(max(1, AT_ONCE // shape.numel()))
                 for start in range(0, len(parameters), n):
                     self.update(parameters[start : start + n], group, first + start)
                 first += len(parameters)
@@ -68,10 +70,9 @@ class Muon(torch.optim.Optimizer):
         """Updates matrices of one shape together; `first` of the group's were updated before them."""
         directions = [self.momentum(parameter) for parameter in parameters]
         rows, columns = parameters[0].shape
-        if parameters[0] in self.split:
+        function = partial(orthogonalize, self.coefficients)
+        if self.config.split_qkv and parameters[0] in self.split:
             function, rows = partial(orthogonalize_thirds, self.coefficients), rows // 3
-        else:
-            function = partial(orthogonalize, self.coefficients)
         directions = parallel.map_matrices(function, directions, parameters[0], first)
         lr, size = group["lr"], SIZE * math.sqrt(max(rows, columns))  # singular values of 1: an RMS of 1 / √max
         for parameter, direction in zip(parameters, directions, strict=True):

@@ -18,7 +18,7 @@ Gradients are averaged over the processes that train on different tokens, losses
 from nanoladder.parallel.checks import LAUNCHED, check_grid, n_launched
 from nanoladder.parallel.context import apply_context_parallel
 from nanoladder.parallel.data_parallel import DistributedDataParallel, share, synchronize_last
-from nanoladder.parallel.distributed_muon import map_matrices, n_holders
+from nanoladder.parallel.distributed_muon import in_all_holders, map_matrices
 from nanoladder.parallel.flag import LaggedFlag
 from nanoladder.parallel.full_state import (
     WholeTensors,

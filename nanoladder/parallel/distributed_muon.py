@@ -9,9 +9,9 @@ import torch.distributed as dist
 from nanoladder.parallel.mesh import mesh
 
 
-def n_holders() -> int:
-    """Number of processes that hold a stage's weights: one copy among them, or copies."""
-    return mesh().averaging * mesh().sizes.tensor
+def in_all_holders(n: int) -> int:
+    """Number of matrices at once in all processes that hold a stage's weights, one copy or more, if each takes n."""
+    return n * mesh().averaging * mesh().sizes.tensor
 
 
 def map_matrices(

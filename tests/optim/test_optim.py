@@ -118,7 +118,7 @@ def test_muon_takes_the_steps_of_torch_optim_muon(dtype, monkeypatch):
     monkeypatch.setattr(muon, "AT_ONCE", 2 * 8 * 20)  # the three of one shape take two products
     shapes = [(8, 20), (20, 8), (8, 20), (8, 8), (8, 20)]
     ours, theirs = matrices(*shapes), matrices(*shapes)
-    optimizer = muon.Muon([{"params": ours, "weight_decay": 0.3}], 0.01, dtype, muon.NEWTON_SCHULZ)
+    optimizer = muon.Muon([{"params": ours, "weight_decay": 0.3}], tiny(), dtype)
     torchs = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.3, adjust_lr_fn="match_rms_adamw")
     for step in range(4):
         for parameters, each in ((ours, optimizer), (theirs, torchs)):
@@ -131,8 +131,10 @@ def test_muon_takes_the_steps_of_torch_optim_muon(dtype, monkeypatch):
 def test_muon_updates_the_matrices_of_queries_keys_and_values_separately():
     (whole,), thirds = matrices((24, 8)), matrices((24, 8))[0].detach().chunk(3)
     thirds = [torch.nn.Parameter(third.clone()) for third in thirds]
-    apart = muon.Muon([{"params": thirds, "weight_decay": 0.3}], 0.01, torch.float32, muon.POLAR_EXPRESS)
-    together = muon.Muon([{"params": [whole], "weight_decay": 0.3}], 0.01, torch.float32, muon.POLAR_EXPRESS, {whole})
+    apart = muon.Muon([{"params": thirds, "weight_decay": 0.3}], tiny(polar_express=True), torch.float32)
+    config = tiny(polar_express=True, split_qkv=True)
+    together = muon.Muon([{"params": [whole], "weight_decay": 0.3}], config, torch.float32)
+    together.split = {whole}
     for step in range(3):
         with_gradients([whole], step)
         for third, gradient in zip(thirds, whole.grad.chunk(3), strict=True):
