@@ -69,11 +69,11 @@ class Attention(nn.Module):
         if config.key_offset:
             self.previous = Previous()
 
-    def forward(self, x, own_value=None):
+    def forward(self, x, value_term=None):
         B, T, C = x.shape
         q, k, v = self.qkv(x).chunk(3, dim=2)  # (B, T, C)
         if self.config.value_embedding:
-            v = (v + own_value).type_as(q)
+            v = (v + value_term).type_as(q)
         q, k, v = (part.view(B, T, -1, C // self.config.n_head).transpose(1, 2) for part in (q, k, v))  # (B, nh, T, hs)
         if self.config.qk_norm:  # the factor scales the scores by 1.44; CUDA's autocast normalizes in float32
             q, k = ((1.2 * F.rms_norm(part, part.shape[-1:])).type_as(v) for part in (q, k))
@@ -134,7 +134,7 @@ class Block(nn.Module):
     def forward(self, x, embedded=None, own_value=None):
         if self.config.x0_skip:
             x = self.lambdas[0] * x + self.lambdas[1] * embedded
-        x = x + self.attention(self.attention_norm(x), own_value=own_value)
+        x = x + self.attention(self.attention_norm(x), value_term=own_value)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -216,9 +216,11 @@ class GPT(nn.Module):
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
         blocks = self.blocks
-        if self.config.x0_skip or self.config.value_embedding:
+        if self.config.x0_skip:
+            blocks = [partial(block, embedded=x) for block in blocks]
+        if self.config.value_embedding:
             values = self.embed_values(tokens)
-            blocks = [partial(block, embedded=x, own_value=value) for block, value in zip(blocks, values, strict=True)]
+            blocks = [partial(block, own_value=value) for block, value in zip(blocks, values, strict=True)]
         if self.config.activation_checkpointing == "none":
             for block in blocks:
                 x = block(x)
@@ -245,15 +247,16 @@ class GPT(nn.Module):
     def embed_values(self, tokens):
         """A term of each block's values (Zhou et al. 2024): (B, T, C) in value_blocks, 0 in the others."""
         values = [0.0] * len(self.blocks)
-        if self.config.value_embedding:
-            for i, block in enumerate(self.value_blocks):
-                values[block] = self.value_lambdas[i] * self.value_embeddings[i](tokens)
+        for i, block in enumerate(self.value_blocks):
+            values[block] = self.value_lambdas[i] * self.value_embeddings[i](tokens)
         return values
 
     def capped(self, logits: Tensor) -> Tensor:
         """Logits within ±logit_softcap, by a tanh (Gemma Team 2024), without padding; 0: unchanged."""
-        cap = self.config.logit_softcap
-        return cap * (logits[..., : self.config.vocab_size] / cap).tanh() if cap else logits
+        if self.config.logit_softcap:
+            logits = logits[..., : self.config.vocab_size] / self.config.logit_softcap
+            logits = self.config.logit_softcap * logits.tanh()
+        return logits
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Token ids and targets (B, T) -> summed loss () in nats; targets of IGNORE do not count.
@@ -262,8 +265,7 @@ class GPT(nn.Module):
         """
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
         weight = self.head.weight  # (V, C)
-        if self.config.loss_chunks and (n_chunks := count_chunks(self.config.loss_chunks, len(flat), *weight.shape)):
-            cap = self.config.logit_softcap
-            return head_loss(hidden, weight, flat, self.config.vocab_size, n_chunks, IGNORE, cap=cap)
+        if self.config.loss_chunks and (n := count_chunks(self.config.loss_chunks, len(flat), *weight.shape)):
+            return head_loss(hidden, weight, flat, self.config.vocab_size, n, IGNORE, cap=self.config.logit_softcap)
         logits = self.head(hidden).float()  # (BT, V)
         return F.cross_entropy(self.capped(logits), flat, ignore_index=IGNORE, reduction="sum")

@@ -63,7 +63,7 @@ def training_batches(split: data.Split, config: Config, first_step: int, device:
 
 
 def build_model(config: Config, device: torch.device) -> GPT:
-    model = parallel.build(GPT, config, device)
+    model = parallel.build(GPT, config, device) if config.divides_weights else GPT(config).to(device)
     if config.pipeline_parallel > 1:
         model = parallel.apply_pipeline_parallel(model)
     if config.tensor_parallel > 1:
@@ -75,7 +75,7 @@ def build_model(config: Config, device: torch.device) -> GPT:
             block.compile(dynamic=False)
     elif config.compile:
         model.compile(dynamic=False)  # in place: parameters keep their names
-    if config.shard != "none" or config.tensor_parallel > 1 or config.pipeline_parallel > 1:  # DDP has none of these
+    if config.divides_weights:
         parallel.fully_shard(model)
         parallel.init_shards(model, device)  # each process draws its part of the weights
     elif config.ddp and parallel.world_size() > 1:
@@ -149,8 +149,10 @@ def train_step(
     scaler.unscale_(optimizer)
     if config.optimizer_in_backward:  # the gradients are already applied and freed
         grad_norm = optim.norm_of_updates(optimizer)
-    else:
+    elif config.ddp:
         grad_norm = parallel.clip_grad_norm_(model, config.grad_clip or math.inf)
+    else:
+        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
     if optim.check_finite(optimizer, loss + grad_norm, scaler):  # not after a loss or gradient that is not finite
         scaler.step(optimizer)
     scaler.update()

@@ -37,7 +37,9 @@ def values(name):
     known = {key: repr(DEFAULTS[key]) for key in OPTIONS} | fields_up_to(name)
     files = [*stage_files(stage_names()[0]), *stage_files(name, ladder_of(name))]
     config = Config(**apply(files, {}, DEFAULTS))
-    return known | {name: repr(getattr(config, name)) for name in ("compiles_blocks", "has_rates", "scales_lr")}
+    return known | {
+        name: repr(getattr(config, name)) for name in ("compiles_blocks", "divides_weights", "has_rates", "scales_lr")
+    }
 
 
 def definitions(program, before, known):

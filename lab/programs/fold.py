@@ -10,51 +10,46 @@ from functools import cache
 
 from lab.programs.edits import Edits, split
 
-# Code that is known while a stage is off: (field, its value, replacement, calls or other expressions). {0} is a call's
-# first argument; a statement that is left as None or x = x goes. train.py makes these calls at every stage; a shown
-# program omits them.
+# Code that is known while a stage is off, as (reason, field, its value, replacement, calls or other expressions). {0}
+# is a call's first argument; a statement that is left as None or x = x goes. train.py makes these calls at every stage;
+# a shown program omits them.
 CLIP = "torch.nn.utils.clip_grad_norm_({0}.parameters(), {1})"
+DEVICE = 'torch.device("cuda" if torch.cuda.is_available() else "cpu")'
+ONE, WHOLE = "there is one process", "a process has all weights"
+NOT_SCALED = "a disabled GradScaler"
+ALONE = "a program that runs alone checks nothing, ends at once on a signal, and has PyTorch's kernels alone"
 NO_OPS = [
-    ("ddp", False, "{0}", "parallel.all_reduce_mean", "parallel.add", "parallel.share"),
-    ("ddp", False, "{0}({1}).to({2})", "parallel.build"),
-    ("ddp", False, "{1}", "parallel.init_process_group", "parallel.synchronize_last"),
-    ("ddp", False, "0", "parallel.rank"),
-    ("ddp", False, "None", "parallel.destroy_process_group"),
-    ("ddp", False, CLIP, "parallel.clip_grad_norm_"),
-    ("ddp", False, "{0}", "parallel.local"),
-    ("ddp", False, "1", "parallel.n_holders"),
-    ("ddp", False, "{0}(torch.stack({1})).unbind()", "parallel.map_matrices"),
-    ("tensor_parallel", 1, "False", "is_reordered"),
-    ("tensor_parallel", 1, "1", "mesh().sizes.tensor"),
-    ("context_parallel", 1, "None", "positions"),
-    ("context_parallel", 1, "1", "mesh().sizes.context"),
-    ("pipeline_parallel", 1, "1", "mesh().sizes.pipeline"),
-    ("dtype", "float32", "nullcontext()", "autocast"),
-    ("dtype", "float32", "None", "build_scaler", "scaler.unscale_", "scaler.update"),
-    ("dtype", "float32", "{0}", "scaler.scale"),
-    ("dtype", "float32", "{0}.step()", "scaler.step"),
-    ("dtype", "float32", "optim.check_finite({0}, {1})", "optim.check_finite"),
-    ("dtype", "float32", "Run({0}, {1}, {2})", "Run"),
-    ("logit_softcap", 0.0, "{0}", "self.capped"),
-    ("x0_skip", False, "", "embedded="),
-    ("value_embedding", False, "", "own_value="),
-    # In programs that run alone: no checks, and no kernels of other devices.
-    ("standalone", True, "", "raise BadInput"),
-    ("standalone", True, "None", "check_processes", "check_grid", "check_8_bits", "machine.require_torchao"),
-    ("standalone", True, "None", "meeting_place", "allow_open_files", "heartbeat.start", "heartbeat.stop"),
-    ("standalone", True, "{0}.clone()", "flag.beside"),
-    ("standalone", True, "{0}", "flag.taken_from"),
-    ("standalone", True, 'int(os.environ.get("WORLD_SIZE", 1))', "n_launched"),
-    ("standalone", True, "False", "torch.are_deterministic_algorithms_enabled"),
-    ("standalone", True, "softmax.softmax_", "fastest_softmax"),
-    ("standalone", True, "False", "takes_exponentials"),
-    ("standalone", True, 'torch.device("cuda" if torch.cuda.is_available() else "cpu")', "machine.choose_device"),
-    # In programs with a mesh of one dimension, data: processes have all weights.
-    ("mesh", "data", "world_size()", "mesh().averaging", "mesh().sizes.data"),
-    ("mesh", "data", "rank()", "mesh().place.data"),
-    ("mesh", "data", "None", "set_mesh", "divide", "count_sharing"),
-    ("mesh", "data", "False", "mesh().is_divided"),
-    ("mesh", "data", CLIP, "parallel.clip_grad_norm_"),
+    (ONE, "ddp", False, "{0}", "parallel.all_reduce_mean", "parallel.add", "parallel.share", "parallel.local"),
+    (ONE, "ddp", False, "{0}", "parallel.in_all_holders"),
+    (ONE, "ddp", False, "{1}", "parallel.init_process_group", "parallel.synchronize_last"),
+    (ONE, "ddp", False, "config.seed", "config.seed + parallel.rank()"),
+    (ONE, "ddp", False, "{0}(torch.stack({1})).unbind()", "parallel.map_matrices"),
+    ("no matrix is cut", "tensor_parallel", 1, "False", "is_reordered"),
+    ("no matrix is cut", "tensor_parallel", 1, "1", "mesh().sizes.tensor"),
+    ("no sequence is cut", "context_parallel", 1, "None", "positions"),
+    ("the blocks are not divided", "pipeline_parallel", 1, "1", "mesh().sizes.pipeline"),
+    ("nothing is cast", "dtype", "float32", "nullcontext()", "autocast"),
+    (NOT_SCALED, "dtype", "float32", "None", "build_scaler", "scaler.unscale_", "scaler.update"),
+    (NOT_SCALED, "dtype", "float32", "{0}", "scaler.scale"),
+    (NOT_SCALED, "dtype", "float32", "{0}.step()", "scaler.step"),
+    (NOT_SCALED, "dtype", "float32", "optim.check_finite({0}, {1})", "optim.check_finite"),
+    (NOT_SCALED, "dtype", "float32", "Run({0}, {1}, {2})", "Run"),
+    ("no cap", "logit_softcap", 0.0, "{0}", "self.capped"),
+    (ALONE, "standalone", True, "", "raise BadInput"),
+    (ALONE, "standalone", True, "None", "check_processes", "check_grid", "machine.require_torchao", "meeting_place"),
+    (ALONE, "standalone", True, "None", "allow_open_files", "heartbeat.start", "heartbeat.stop"),
+    (ALONE, "standalone", True, "{0}.clone()", "flag.beside"),
+    (ALONE, "standalone", True, "{0}", "flag.taken_from"),
+    (ALONE, "standalone", True, 'int(os.environ.get("WORLD_SIZE", 1))', "n_launched"),
+    (ALONE, "standalone", True, "False", "torch.are_deterministic_algorithms_enabled"),
+    (ALONE, "standalone", True, "softmax.softmax_", "fastest_softmax"),
+    (ALONE, "standalone", True, "False", "takes_exponentials"),
+    (ALONE, "standalone", True, DEVICE, "machine.choose_device"),
+    # a mesh of one dimension, data
+    (WHOLE, "mesh", "data", "world_size()", "mesh().sizes.data"),
+    (WHOLE, "mesh", "data", "rank()", "mesh().place.data"),
+    (WHOLE, "mesh", "data", "None", "set_mesh", "divide", "count_sharing"),
+    (WHOLE, "mesh", "data", CLIP, "parallel.clip_grad_norm_"),
 ]
 
 
@@ -96,7 +91,7 @@ def fold(source, values):
 def settle(source, values):
     """Substitutes known values and simplifies each statement, until nothing changes any more."""
     known = {f"config.{field}": value for field, value in values.items()}
-    for field, value, replacement, *calls in NO_OPS:
+    for _, field, value, replacement, *calls in NO_OPS:
         if values.get(field) == repr(value):
             known |= {call if re.search(r"[^\w.]", call) else f"{call}(": replacement for call in calls}
     statements = split(without_annotations(source))
@@ -167,17 +162,11 @@ class Fold(Edits):
                     self.replace(node, f"({value})" if side else value)
             case ast.Call(func=function) if form := self.known.get(f"{self.code(function)}("):
                 self.simplify(node, form.format(*(self.code(argument) for argument in node.args)))
-            case ast.Attribute() | ast.Subscript() | ast.Call() if form := self.known.get(self.code(node)):
-                self.replace(node, form)
-            case ast.arg(arg=name) | ast.keyword(arg=name) if f"{name}=" in self.known:
-                self.drop([node])
+            case ast.Attribute() | ast.BinOp() if form := self.known.get(self.code(node)):
+                self.simplify(node, form)
             case ast.Compare():
                 with contextlib.suppress(NameError, AttributeError, TypeError):
                     self.replace(node, repr(eval(self.code(node), {"__builtins__": {}})))
-            case ast.BinOp(op=ast.Add(), right=ast.Constant(value=0)):
-                self.replace(node, self.code(node.left))
-            case ast.BinOp(left=ast.Constant(value=1), op=ast.Mult()):
-                self.replace(node, self.code(node.right))
             case ast.UnaryOp(op=ast.Not()) if (known := self.truth(node.operand)) is not None:
                 self.replace(node, repr(not known))
             case ast.BoolOp():
@@ -239,15 +228,10 @@ class Fold(Edits):
             self.unwrap(node, node.orelse)
 
     def end(self, node):
-        """Drops statements after a return, and a variable that is only assigned and returned."""
+        """Drops the statements after a return."""
         block = next(block for _, block in ast.iter_fields(node.parent) if isinstance(block, list) and node in block)
-        place = block.index(node)
-        for statement in block[place + 1 :]:
+        for statement in block[block.index(node) + 1 :]:
             self.remove(statement)
-        match block[max(0, place - 1)], node.value:
-            case ast.Assign(targets=[ast.Name(id=name)]) as line, ast.Name(id=returned) if name == returned:
-                self.edits[self.span(line)[0], self.span(line.value)[0]] = "return "
-                self.remove(node)
 
 
 def qualified(value, owner):
@@ -272,6 +256,11 @@ class Prune(Edits):
         functions = [node for node in self.tree.body if isinstance(node, ast.FunctionDef) and not node.decorator_list]
         # {function: positions of its unused parameters}
         self.unread = {function.name: self.unused(function) for function in functions if function.name not in passed}
+        classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
+        methods = [node for owner in classes for node in owner.body if isinstance(node, ast.FunctionDef)]
+        options = {method: [each.arg for each in optional(method.args)] for method in methods}
+        read = {name for method, names in options.items() for name in names if name in self.reads[method]}
+        self.unread_options = {name for names in options.values() for name in names} - read  # of any method
 
     def edit(self, node):
         """Removes an unneeded statement and unused parameters."""
@@ -297,6 +286,8 @@ class Prune(Edits):
             case ast.Call(func=ast.Name(id=name)):
                 arguments = dict(enumerate([*node.args, *node.keywords]))
                 self.drop(arguments[n] for n in self.unread.get(name, ()) if n in arguments)
+            case ast.arg(arg=name) | ast.keyword(arg=name) if name in self.unread_options:
+                self.drop([node])
         if not needed:
             self.remove(node)
 
@@ -304,6 +295,11 @@ class Prune(Edits):
         """Positions of a function's unused parameters."""
         names = self.reads[function]
         return tuple(n for n, parameter in enumerate(function.args.args) if parameter.arg not in names)
+
+
+def optional(parameters):
+    """Those of a function's parameters that have a default."""
+    return parameters.args[len(parameters.args) - len(parameters.defaults) :]
 
 
 def reads_by_scope(tree):

@@ -85,7 +85,8 @@ def train(path, config):
     for step, batch in enumerate(training_batches(path, config, 1, device), 1):
         loss, _ = train_step(model, optimizer, scaler, batch, learning_rate(step, config), config)
         print(f"step {step}: loss {float(loss)}")
-    parallel.destroy_process_group()
+    if config.ddp:
+        parallel.destroy_process_group()
 
 
 def main(argv):

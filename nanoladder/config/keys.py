@@ -108,10 +108,14 @@ class Config:
         return self.vocab_size + -self.vocab_size % self.pad_vocab_to
 
     @property
+    def divides_weights(self) -> bool:
+        """True if processes, where there are several, have the weights among them, so that none has all."""
+        return self.shard != "none" or self.tensor_parallel > 1 or self.pipeline_parallel > 1
+
+    @property
     def compiles_blocks(self) -> bool:
         """True if blocks are compiled one by one, because between them data is exchanged or weights are updated."""
-        is_cut = self.shard != "none" or self.tensor_parallel > 1 or self.pipeline_parallel > 1
-        return self.compile and (is_cut or self.optimizer_in_backward)
+        return self.compile and (self.divides_weights or self.optimizer_in_backward)
 
     @property
     def has_rates(self) -> bool:

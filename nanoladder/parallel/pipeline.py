@@ -113,7 +113,10 @@ class Pipeline(nn.Module):
 
     def sent(self, tokens):
         """Shape of the activations that a stage sends for tokens (B, T)."""
-        return tokens.shape[0], tokens.shape[1] // mesh().sizes.tensor, self.config.n_embd
+        B, T = tokens.shape
+        if self.config.tensor_parallel > 1:  # each process sends its part of the sequence
+            T = T // mesh().sizes.tensor
+        return B, T, self.config.n_embd
 
     @torch.no_grad()
     def add_tied_gradients(self):

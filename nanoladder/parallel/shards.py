@@ -28,8 +28,9 @@ def fully_shard(model: GPT) -> None:
     # On a GPU, weights are gathered in autocast's dtype; on a CPU, LayerNorm does not support half-precision weights.
     half = dtype if device_type == "cuda" and dtype != torch.float32 else None
     policy = fsdp.MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    # In a pipeline, a block's weights stay gathered for all micro-batches of a step
-    reshard = model.config.shard != "optimizer" and mesh().sizes.pipeline == 1
+    reshard = model.config.shard != "optimizer"
+    if mesh().sizes.pipeline > 1:
+        reshard = False  # a block's weights stay gathered for all micro-batches of a step
     for part in getattr(model, "parts", [model]):
         for block in part.blocks:
             fsdp.fully_shard(block, mesh=where, mp_policy=policy, reshard_after_forward=reshard)

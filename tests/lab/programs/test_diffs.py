@@ -60,7 +60,7 @@ CHANGES = {
     "cuda_graph": ("machine.replay(forward_backward, model, scaler, batch, config)", "torch.cuda.CUDAGraph()"),
     "checkpointing": ("recompute(block, x, use_reentrant=False)", ""),
     "grad_accumulation": ("batch.split(config.batch_size // 4)", ""),
-    "low_memory_optimizer": ("return optim.build(groups, model, config)", "from torchao.optim import AdamW8bit"),
+    "low_memory_optimizer": ("optimizer = optim.build(groups, model, config)", "from torchao.optim import AdamW8bit"),
     "ddp": ("parallel.DistributedDataParallel(model", "dist.init_process_group(backend"),
     "shard": ("parallel.fully_shard(", "fsdp.fully_shard(block"),
     "tensor_parallel": ("parallel.apply_tensor_parallel(", '"attention.qkv": ColwiseParallel()'),

@@ -8,16 +8,17 @@ import torch
 from conftest import same, tiny
 
 import train
+from lab.programs import bundle, diffs
 from lab.programs.bundle import OPTIONS
 from lab.programs.fold import NO_OPS, fold
-from model import GPT, Attention, Block
+from model import GPT
 from nanoladder import optim, parallel
 from nanoladder.config import DEFAULTS
-from nanoladder.config.stages import fields_up_to
+from nanoladder.config.stages import fields_up_to, stage_below
 from nanoladder.parallel import context, tensor
 from nanoladder.run import Run
 
-VALUES = {"on": "True", "off": "False", "zero": "0", "one": "1", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
+VALUES = {"on": "True", "off": "False", "zero": "0", "two": "2", "kind": "'b'", "half": "batch_size // 2"}
 
 
 def folded(source, values=VALUES):
@@ -42,8 +43,6 @@ def folded(source, values=VALUES):
         ("config.two > 1 and x > y", "x > y"),
         ("2 * 512", "2 * 512"),
         ("10 // config.half", "10 // (config.batch_size // 2)"),
-        ("x.seed + config.zero", "x.seed"),
-        ("config.one * x", "x"),
     ],
 )
 def test_expressions(expression, result):
@@ -58,7 +57,7 @@ def test_a_known_condition_leaves_one_branch(condition, taken):
 
 # -- calls that do nothing while their stage is off
 
-OFF = {"ddp": "False", "dtype": "'float32'", "value_embedding": "False"}
+OFF = {"ddp": "False", "dtype": "'float32'"}
 
 
 def test_calls_that_do_nothing_are_not_shown():
@@ -68,7 +67,6 @@ def test_calls_that_do_nothing_are_not_shown():
         ("seed(config.seed + parallel.rank())  # of dropout", "seed(config.seed)"),
         ("scaler.unscale_(optimizer)\ng(x)", "g(x)"),
         ("with autocast(config, device):\n    x = g(x)\nscaler.scale(x).backward()", "x = g(x)\nx.backward()"),
-        ("return partial(block, embedded=x, own_value=y)", "return partial(block, embedded=x)"),
     ):
         assert folded(source, OFF) == left
 
@@ -114,10 +112,6 @@ def untouched(gpt):
     return not hooks and not methods and {type(p) for p in gpt.parameters()} == {torch.nn.Parameter}
 
 
-def default(module, parameter):
-    return inspect.signature(module.forward).parameters[parameter].default
-
-
 Scaler, SCALER = torch.amp.GradScaler, train.build_scaler(tiny(dtype="float32"), CPU)
 batches, model = Batches(), torch.nn.Linear(1, 1)
 gpt = GPT(tiny(vocab_size=8, tensor_parallel=2, context_parallel=2, pipeline_parallel=2))
@@ -126,18 +120,12 @@ parts = [X, X]
 MADE = {
     "parallel.all_reduce_mean": lambda: parallel.all_reduce_mean(X) is X,
     "parallel.add": lambda: parallel.add(0.1) == 0.1,
-    "parallel.build": lambda: same(parallel.build(GPT, gpt.config, CPU).state_dict(), gpt.state_dict()),
-    "parallel.clip_grad_norm_": lambda: (
-        clipped(lambda model: parallel.clip_grad_norm_(model, 0.5))
-        == clipped(lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5))
-    ),
-    "parallel.rank": lambda: parallel.rank() == 0,
+    "config.seed + parallel.rank()": lambda: parallel.rank() == 0,
     "parallel.share": lambda: parallel.share(batches) is batches,
     "parallel.init_process_group": lambda: parallel.init_process_group(tiny(ddp=False), CPU) is CPU,
     "parallel.synchronize_last": lambda: list(parallel.synchronize_last(model, parts)) == parts,
     "is_reordered": lambda: not tensor.is_reordered("blocks.0.attention.qkv.weight", X),
     "mesh().sizes.tensor": lambda: parallel.mesh().sizes.tensor == 1,
-    "mesh().sizes.context": lambda: parallel.mesh().sizes.context == 1,
     "mesh().sizes.pipeline": lambda: parallel.mesh().sizes.pipeline == 1,
     "autocast": lambda: not train.autocast(tiny(dtype="float32"), CPU)._enabled,
     "build_scaler": lambda: not SCALER.is_enabled(),
@@ -148,12 +136,9 @@ MADE = {
     "optim.check_finite": lambda: inspect.signature(optim.check_finite).parameters["scaler"].default is None,
     "Run": lambda: not inspect.signature(Run).parameters["scaler"].default.is_enabled(),
     "positions": lambda: context.positions(tiny()) is None,
-    "parallel.destroy_process_group": lambda: parallel.destroy_process_group() is None,
     "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
-    "embedded=": lambda: default(Block, "embedded") is None,
-    "own_value=": lambda: default(Block, "own_value") is default(Attention, "own_value") is None,
     "parallel.local": lambda: parallel.local(X) is X,
-    "parallel.n_holders": lambda: parallel.n_holders() == 1,
+    "parallel.in_all_holders": lambda: parallel.in_all_holders(3) == 3,
     "parallel.map_matrices": lambda: torch.equal(
         torch.stack(parallel.map_matrices(torch.exp, [X, X], X)), X.expand(2, 3).exp()
     ),
@@ -162,15 +147,40 @@ MADE = {
 
 def test_a_call_does_nothing_while_its_stage_is_off():
     naive = fields_up_to("naive") | {key: repr(DEFAULTS[key]) for key in OPTIONS}
-    ladder = [row for row in NO_OPS if row[0] not in ("standalone", "mesh")]
-    assert set(MADE) == {call for _, _, _, *calls in ladder for call in calls}
-    off = {(field, repr(value)) for field, value, *_ in ladder}
+    ladder = [row for row in NO_OPS if row[1] not in ("standalone", "mesh")]
+    assert set(MADE) == {call for _, _, _, _, *calls in ladder for call in calls}
+    off = {(field, repr(value)) for _, field, value, *_ in ladder}
     assert all((field, naive[field]) in off for field, _ in off)
     for call, holds in MADE.items():
         assert holds(), call
 
 
+def beside(stage):
+    """What the diff of a stage shows of our definitions."""
+    return bundle.definitions(diffs.script(stage), diffs.script(stage_below(stage)), bundle.values(stage))
+
+
+IN_STAGES = [(diffs.script.__wrapped__, "naive"), *((beside, stage) for stage in ("muon", "ddp", "shard"))]
+RUNNING_ALONE = [(bundle.standalone, stage) for stage in ("ddp", "naive", "low_memory_optimizer", "shard")]
+
+
+@pytest.mark.slow
+def test_without_any_call_of_the_table_a_program_that_is_shown_changes(monkeypatch):
+    before = {(show, stage): show(stage) for show, stage in IN_STAGES + RUNNING_ALONE}
+    for row in NO_OPS:
+        reason, field, value, replacement, *calls = row
+        for call in calls:
+            fewer = reason, field, value, replacement, *(each for each in calls if each != call)
+            monkeypatch.setattr("lab.programs.fold.NO_OPS", [fewer if each is row else each for each in NO_OPS])
+            programs = RUNNING_ALONE if field in ("standalone", "mesh") else IN_STAGES + RUNNING_ALONE
+            assert reason and any(show(stage) != before[show, stage] for show, stage in programs), call
+
+
 def test_one_process_divides_no_model():
+    assert same(parallel.build(GPT, gpt.config, CPU).state_dict(), gpt.state_dict())
+    assert clipped(lambda model: parallel.clip_grad_norm_(model, 0.5)) == clipped(
+        lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    )
     assert parallel.fully_shard(gpt) is parallel.init_shards(gpt, CPU) is None and untouched(gpt)
     assert parallel.apply_pipeline_parallel(gpt) is gpt and untouched(gpt)
     assert parallel.apply_tensor_parallel(gpt) is None and untouched(gpt)
@@ -190,7 +200,7 @@ class Used(c):
     def __init__(self, config):
         self.size = config.n
 
-    def forward(self):
+    def forward(self, option=None):
         return self.size
 
     def helper(self):
@@ -214,7 +224,7 @@ def main(x, config, y):
     if config.off:
         last = helper(config)
         print(last)
-    return Used(x)
+    return Used(x)(option=y)
 
 
 main(1, make(), y=2)
@@ -232,7 +242,7 @@ class Used(c):
 
 
 def main(x):
-    return Used(x)
+    return Used(x)()
 
 
 main(1)
