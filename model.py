@@ -90,8 +90,8 @@ class Attention(nn.Module):
             scores = scores.masked_fill(self.future[: q.shape[2], : q.shape[2]], -math.inf)
             return self.dropout(scores.softmax(dim=-1)) @ v
         if self.config.attention != "sdpa":
-            keys = self.config.attention, self.config.dropout, self.config.context_length
-            if uses_blocks(*keys, q.device.type, q.dtype):
+            T = self.config.context_length
+            if uses_blocks(self.config.attention, self.config.dropout, T, q.device, q.dtype):
                 return attend_in_blocks(q, k, v)
         dropout = self.config.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)

@@ -20,11 +20,11 @@ CACHE = 2**21  # bytes of scores that are worked on at a time, about the second-
 SIZE, MOST = 256, 8  # minimum bytes of one key's scores in a block; maximum blocks in a sequence
 
 
-def uses_blocks(attention: str, dropout: float, context_length: int, device_type: str, dtype: torch.dtype) -> bool:
+def uses_blocks(attention: str, dropout: float, context_length: int, device: torch.device, dtype: torch.dtype) -> bool:
     """True for attention="blocks", and for "auto" if blocks take less time than SDPA: on a CPU, without dropout, in
     bfloat16, or in float32 with a context of 256 to 1024 tokens.
     """
-    if attention != "auto" or device_type != "cpu" or dropout > 0:
+    if attention != "auto" or device.type != "cpu" or dropout > 0:
         return attention == "blocks"
     return dtype == torch.bfloat16 or (dtype == torch.float32 and 256 <= context_length <= 1024)
 

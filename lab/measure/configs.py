@@ -107,7 +107,7 @@ def normal_form(config):
         return config
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
-    in_blocks = uses_blocks(config.attention, config.dropout, config.context_length, device.type, dtype)
+    in_blocks = uses_blocks(config.attention, config.dropout, config.context_length, device, dtype)
     attention = "blocks" if in_blocks else config.attention.replace("auto", "sdpa")
     micro_batch_size = config.micro_batch_size % config.batch_size
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length

@@ -73,7 +73,7 @@ def attention_kernel(config: Config, device: torch.device) -> str:
     if config.attention == "blocks" and device.type != "cpu":
         raise BadInput(f"attention=blocks is for CPUs, and slow on {device.type}; expected --attention=sdpa")
     dtype = choose_dtype(config.dtype, device)
-    if uses_blocks(config.attention, config.dropout, config.context_length, device.type, dtype):
+    if uses_blocks(config.attention, config.dropout, config.context_length, device, dtype):
         why = "here faster than sdpa" if config.attention == "auto" else "as requested"
         return f"blocks of queries, without the keys that the mask hides ({why})"
     if device.type == "mps":  # it has no choice of kernels to ask for

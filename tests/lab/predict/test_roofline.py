@@ -137,7 +137,7 @@ def done_beside(config):
     L, C, T = config.n_layer, config.n_embd, config.context_length
     forward, backward = 4 * C * T, 8 * C * T  # of attention in a block, if it computes all scores once
     keys = config.attention, config.dropout, config.context_length
-    if uses_blocks(*keys, "cpu", torch.float32):  # skips the blocks that the mask hides
+    if uses_blocks(*keys, torch.device("cpu"), torch.float32):  # skips the blocks that the mask hides
         shown = count_scores(T, torch.float32) / T**2
         forward, backward = forward * shown, backward * shown
     elif config.attention != "matmul":  # SDPA skips all that the mask hides, and computes the scores again backward
