@@ -359,6 +359,17 @@ def assert_same_state(ours, theirs, *parts, name="last"):
         assert same(one[part], other[part]), (name, part)
 
 
+def spy(monkeypatch, owner, name, record):
+    """Replaces owner.name by itself, after record(*args, **kwargs) has seen the call."""
+    original = getattr(owner, name)
+
+    def spied(*args, **kwargs):
+        record(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, spied)
+
+
 def at_step(number, action):
     """Wraps train.train_step to call action(model, batch) first at step `number`, counted from 1."""
     original, numbers = train.train_step, itertools.count(1)

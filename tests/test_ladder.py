@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from conftest import build, needs_gpu, replace, whole, with_torchao, write_state
+from conftest import build, needs_gpu, replace, spy, whole, with_torchao, write_state
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -163,17 +163,6 @@ def test_branches_are_drawn_beside_one_another(monkeypatch):
 def test_the_trunk_ends_at_the_default_config():
     *_, top = (name for lines, name in tree() if not lines)
     assert replace(load_config([f"--stage={top}"]), ddp=True) == Config()
-
-
-def spy(monkeypatch, owner, name, record):
-    """Replaces owner.name by itself, after record(*args, **kwargs) has seen the call."""
-    original = getattr(owner, name)
-
-    def spied(*args, **kwargs):
-        record(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(owner, name, spied)
 
 
 class Operators(TorchDispatchMode):

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import at_step, contents, flags, rows, saved, spoil_positions, tiny
+from conftest import at_step, contents, flags, rows, saved, spoil_positions, spy, tiny
 
 import train
 from lab import replay
@@ -50,17 +50,12 @@ def test_a_replay_names_the_first_modules_and_prints_the_sequences(keys, config,
     assert result.out.count("  loss ") == config.batch_size and "step 7: loss nan" in result.out
 
 
-def test_the_inspected_step_is_not_a_recorded_graph_which_would_call_no_hooks(config, run_main, monkeypatch):
-    given, recorded, original = words(config, save_interval=5, cuda_graph=True), [], train.train_step
-
-    def step(*arguments):
-        recorded.append(arguments[-1].cuda_graph)
-        return original(*arguments)
-
+def test_the_inspected_step_is_not_a_captured_graph_which_would_call_no_hooks(config, run_main, monkeypatch):
+    given, captured = words(config, save_interval=5, cuda_graph=True), []
     run_main(train.main, *given)
-    monkeypatch.setattr(train, "train_step", step)
+    spy(monkeypatch, train, "train_step", lambda *arguments: captured.append(arguments[-1].cuda_graph))
     assert run_main(replay.main, *given, "--step=7").code == 0
-    assert recorded == [True] * 6 + [False]
+    assert captured == [True] * 6 + [False]
 
 
 def test_a_replay_of_a_sound_step_is_the_step_that_was_logged(config, run_main):

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import replace, rows, tiny, words
+from conftest import replace, rows, spy, tiny, words
 
 import train
 from nanoladder import checkpoint
@@ -90,18 +90,12 @@ def time(monkeypatch):
 
 
 def test_evaluating_and_saving_do_not_count_as_training(config, time, monkeypatch):
-    def took(module, name, seconds):
-        original = getattr(module, name)
-
-        def slow(*arguments, **options):
-            time.now += seconds
-            return original(*arguments, **options)
-
-        monkeypatch.setattr(module, name, slow)
-
-    took(train, "train_step", 1.0)
-    took(train, "evaluate", 500.0)
-    took(checkpoint.save, "snapshot", 70.0)
+    for module, name, seconds in (
+        (train, "train_step", 1.0),
+        (train, "evaluate", 500.0),
+        (checkpoint.save, "snapshot", 70.0),
+    ):
+        spy(monkeypatch, module, name, lambda *_, seconds=seconds, **__: setattr(time, "now", time.now + seconds))
     train.train(replace(config, log_interval=3, eval_interval=2, save_interval=2, max_steps=12))
     timed = [row["step_ms"] for row in rows(config) if "step_ms" in row]
     assert timed == [pytest.approx(1000)] * 4

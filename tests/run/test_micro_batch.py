@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import needs_gpu, replace, rows, saved, tiny, words
+from conftest import needs_gpu, replace, rows, saved, spy, tiny, words
 from processes import python, script, torchrun
 
 import train
@@ -128,8 +128,8 @@ def test_on_a_cpu_auto_finds_what_fits_instead_of_being_killed(config):
 
 def test_the_limit_of_a_cpu_s_memory_ends_with_the_run(config, monkeypatch):
     resource = pytest.importorskip("resource")
-    seen, original = [], train.train_step
-    monkeypatch.setattr(train, "train_step", lambda *args: seen.append(limit()) or original(*args))
+    seen = []
+    spy(monkeypatch, train, "train_step", lambda *_: seen.append(limit()))
 
     def limit():
         return resource.getrlimit(resource.RLIMIT_DATA)[0]

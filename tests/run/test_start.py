@@ -14,6 +14,7 @@ from conftest import (
     replace,
     rows,
     saved,
+    spy,
     tiny,
     write_folder,
     write_state,
@@ -228,22 +229,12 @@ def test_a_changed_schedule_says_the_rate_before_and_after_and_how_to_keep_it(ha
 
 
 def test_a_run_checks_its_config_and_attention_and_chooses_its_device_once(half, run_main, monkeypatch):
-    calls = Counter()
-
-    def count(module, name):
-        function = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *args: calls.update([name]) or function(*args))
-
-    for module, name in (
-        (start, "check"),
-        (device, "check_config"),
-        (device, "attention_kernel"),
-        (machine, "choose_device"),
-    ):
-        count(module, name)
+    calls, once = Counter(), {"check": start, "attention_kernel": device, "choose_device": machine}
+    for name, module in (once | {"check_config": device}).items():
+        spy(monkeypatch, module, name, lambda *_, name=name: calls.update([name]))
     words = [f"--out_dir={half.out_dir}", "--init_from=resume", "--max_steps=4", "--dtype=auto"]
     assert run_main(train.main, *words).code == 0
-    assert calls == {"check": 1, "attention_kernel": 1, "choose_device": 1}
+    assert calls == dict.fromkeys(once, 1)
 
 
 def test_a_stage_changes_the_run_that_continues_and_is_not_kept(half, run_main):
