@@ -61,7 +61,7 @@ CHANGES = {
     "checkpointing": ("recompute(block, x, use_reentrant=False)", ""),
     "grad_accumulation": ("batch.split(config.batch_size // 4)", ""),
     "low_memory_optimizer": ("optimizer = optim.build(groups, model, config)", "from torchao.optim import AdamW8bit"),
-    "ddp": ("parallel.DistributedDataParallel(model", "dist.init_process_group(backend"),
+    "ddp": ("parallel.DistributedDataParallel(model", "dist.init_process_group("),
     "shard": ("parallel.fully_shard(", "fsdp.fully_shard(block"),
     "tensor_parallel": ("parallel.apply_tensor_parallel(", '"attention.qkv": ColwiseParallel()'),
     "context_parallel": ("parallel.apply_context_parallel(", "def attend_by_heads("),
