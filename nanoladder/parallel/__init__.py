@@ -42,7 +42,7 @@ from nanoladder.parallel.group import (
     require_agreement,
     world_size,
 )
-from nanoladder.parallel.heartbeat import explain_lost_peer, tell, watch_signals
+from nanoladder.parallel.heartbeat import explain_lost_peer, heard, tell, watch_signals
 from nanoladder.parallel.mesh import local, mesh
 from nanoladder.parallel.meta import build, init_shards
 from nanoladder.parallel.pipeline import COPY, TIED, apply_pipeline_parallel

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from nanoladder.data.datasets import Dataset
 from nanoladder.entry import outlast_output
 from nanoladder.errors import BadInput, writing
 from nanoladder.run import micro_batch
-from nanoladder.run.clock import StepClock
+from nanoladder.run.clock import StepClock, time_product
 from nanoladder.run.faults import Watch, explain_compiler_failure
 from nanoladder.run.header import busy, counting, print_header, print_lines
 from nanoladder.run.metrics import Metrics, earlier_rows
@@ -185,6 +186,7 @@ class Run:
                 "grad_norm": float(grad_norm),
                 "peak_memory_gb": machine.peak_memory_gb(self.device),
                 **self.throughput(step),
+                **self.slowest_process(),
             }
             progress |= {"interval_loss": 0.0, "interval_steps": 0}
         if pausing:
@@ -201,6 +203,19 @@ class Run:
         rate, peak = tokens / seconds, machine.peak_flops(self.device)
         mfu = {"mfu": rate * flops_per_token(self.config) / (peak * parallel.world_size())} if peak else {}
         return {"step_ms": seconds / n_steps * 1e3, "tokens_per_s": rate, **mfu}
+
+    def slowest_process(self):
+        """Returns how fast the processes are, once rank 0 has heard from all; nothing elsewhere, or in a single one."""
+        if parallel.world_size() == 1:
+            return {}
+        dtype = machine.choose_dtype(self.config.dtype, self.device)
+        parallel.tell(product_ms=time_product(self.device, dtype))
+        heard = parallel.heard("product_ms")
+        if len(heard) < parallel.world_size():
+            return {}
+        slowest = max(heard, key=lambda rank: heard[rank])
+        median = statistics.median(heard.values())
+        return {"product_ms": median, "slowest_product_ms": heard[slowest], "slowest_rank": slowest}
 
     def log_evaluation(self, val_loss: float) -> None:
         """Adds the validation loss to this step's row, and its bits per byte unless nanoGPT wrote the dataset.

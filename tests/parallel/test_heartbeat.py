@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import words
+from conftest import rows, words
 from processes import configuration, work
 
 pytestmark = pytest.mark.slow
@@ -28,3 +28,12 @@ def test_a_process_that_hangs_ends_the_others_and_one_line_names_it(kind, dense,
     (line,) = (line for line in result.stderr.splitlines() if line.startswith("error: "))
     assert re.fullmatch(f"error: {expected}. --init_from=auto continues from the newest checkpoint", line), line
     assert "Traceback" not in result.stderr
+
+
+def test_the_slowest_process_stands_out_in_the_metrics(dense, documents, tmp_path):
+    config = configuration(dense, documents, tmp_path / "run", max_steps=400, log_interval=50)
+    result, _ = work(tmp_path / "work", {"job": {"argv": words(config), "grace": 1, "slow": [1, 1e6]}}, 2)
+    assert result.returncode == 0, result.stderr
+    last = rows(config)[-1]
+    assert last["slowest_rank"] == 1 and last["slowest_product_ms"] == 1e6
+    assert last["product_ms"] > 5e5  # of two, the median is the mean

@@ -6,7 +6,8 @@ argv[0] is a JSON file, {name: job}. A job has argv (of train.py) and optionally
 - rank_1: argv or cwd of the second process only
 - fault: [rank, step, kind], where kind is raise, overflow (of a gradient), sleep, exit or a signal, with a second one
   ("SIGSTOP, SIGTERM") for the other processes a second later; in the first attempt only
-- grace: seconds of silence that end a run after a signal
+- grace: seconds of silence that end a run after a signal; heartbeats are an eighth of it apart
+- slow: [rank, milliseconds that a product takes there]
 
 Compiled programs are traced, differentiated and partitioned as usual, but run without generated code (aot_eager), which
 takes a tenth of the time. Each process writes its results beside the file, as rank0.json and so on:
@@ -34,7 +35,7 @@ from nanoladder import checkpoint, parallel
 from nanoladder.entry import run_script
 from nanoladder.errors import BadInput
 from nanoladder.parallel import heartbeat
-from nanoladder.run import load_config, metrics
+from nanoladder.run import load_config, metrics, run
 
 reductions = 0
 
@@ -118,6 +119,8 @@ def main(argv):
             dist.barrier()  # the other looks for its config
         if "grace" in job:
             heartbeat.GRACE, heartbeat.PERIOD = job["grace"], job["grace"] / 8
+        if "slow" in job and int(os.environ["RANK"]) == job["slow"][0]:
+            run.time_product = lambda *_, slow=job["slow"][1]: slow
         if "fault" in job:
             train.forward_backward = faulty(*job["fault"])
         if "--shard=hybrid" in job["argv"]:
