@@ -3,7 +3,7 @@
 python data/text/prepare.py --input FILES --tokenizer=gpt2
 torchrun --standalone --nproc_per_node=8 train.py config/gpt2_xl.py --shard=full
 
-Each of the eight GPUs then needs 33.7 GB for tensors, without CUDA's context, as predicted by
+Each of the eight GPUs then needs 32.1 GB for tensors, without CUDA's context, as predicted by
 `python profile.py config/gpt2_xl.py --mode=predict --shard=full --world_size=8`.
 """
 

@@ -253,19 +253,25 @@ def test_every_preset_builds_with_the_parameters_its_docstring_states(path, monk
         assert path.stem == "quickstart"
 
 
-NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("gpt2_medium", "gpt2_large", "gpt2_xl")]
+SHARDED = ("gpt2_xl", "gpt_1_5b")  # written for eight GPUs
+NIGHTLY = [pytest.param(name, marks=pytest.mark.nightly) for name in ("gpt2_medium", "gpt2_large", *SHARDED)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", *NIGHTLY])
 def test_the_micro_batches_of_the_presets_of_gpt2_fit_40_gb_and_divide_among_8_gpus(name):
     preset = load_config([f"config/{name}.py", "--compile=False"])
-    world_size = 8 if name == "gpt2_xl" else 1  # it is written for eight GPUs
+    world_size = 8 if name in SHARDED else 1
     shard = "full" if world_size > 1 else "none"
     peak = predict.predict_memory(dataclasses.replace(preset, shard=shard), "cuda", world_size).peak
     assert 20e9 < peak < 40e9
     assert preset.batch_size // 8 % preset.micro_batch_size == 0
     assert load_config([f"config/{name}.py", "--batch_size=4"]).micro_batch_size == 4
+
+
+def test_the_heads_of_1_5b_divide_among_the_gpus_of_a_node():
+    preset = load_config(["config/gpt_1_5b.py"])
+    assert all(preset.n_head % n == preset.n_layer % 4 == preset.batch_size % (8 * n) == 0 for n in (2, 4, 8))
 
 
 def words_of(values):
