@@ -110,7 +110,9 @@ def predict_step(config, sizes, n_gpus):
     # Of the step: weights and gradients, behind the compute of all micro-batches or of one; then the update
     regathers = config.shard in WEIGHTS and p == 1
     gathers, reductions = (2 * n_micro, n_micro) if regathers else (int(config.shard != "none"), 1)
-    data = (2 * gathers + 4 * reductions) * weights * (s - 1) / s / ring(s, t)
+    # Gathered in half precision, but outside the blocks in float32: there full gathers once, not twice
+    in_float32 = 0 if regathers else outside(config, sizes) / (t * p)
+    data = (2 * gathers * (weights + in_float32) + 4 * reductions * weights) * (s - 1) / s / ring(s, t)
     data += (gathers + reductions) * layers * (s - 1) * HOP
     copies = n // s
     data += 8 * weights / s * (copies - 1) / copies / ring(copies, t * s)
@@ -134,6 +136,11 @@ def ring(n, stride):
     return NVLINK if on_node == n else min(NVLINK, on_node * ADAPTER)
 
 
+def outside(config, sizes):
+    """Number of parameters outside the blocks: embeddings, head and last norm."""
+    return sizes.n_params - config.n_layer * sizes.block
+
+
 def predict_bytes(config, sizes, grid, s, n_micro, width):
     """Returns the bytes of a process's tensors, of which s processes share a copy.
 
@@ -141,15 +148,16 @@ def predict_bytes(config, sizes, grid, s, n_micro, width):
     """
     p, _, _, t = grid
     layers, weights, recompute = config.n_layer / p, sizes.n_params / (t * p), config.activation_checkpointing != "none"
-    outside = sizes.n_params - config.n_layer * sizes.block
     regathers = config.shard in WEIGHTS and p == 1
-    in_half = (2 * sizes.block + outside) / t if regathers else weights
+    others = outside(config, sizes) / (t * p)
+    in_half = 2 * sizes.block / t + others if regathers else weights
+    gathered = 8 * others if s > 1 else 0  # in float32, and their gradient before it is reduced
     # Whole float32 gradients until the last micro-batch, unless each one's are reduced
     waiting = 4 * weights if s > 1 and n_micro > 1 and not regathers else 0
     block = ACTIVATIONS * width / t
     kept = 4 * width / t if recompute else block  # a block's float32 input
     in_flight = min(n_micro, p * (1 + STAGES[config.pipeline_schedule]) / 2)  # micro-batches, on the first stage
-    return 16 * weights / s + 2 * in_half + waiting + layers * in_flight * kept + recompute * block
+    return 16 * weights / s + 2 * in_half + gathered + waiting + layers * in_flight * kept + recompute * block
 
 
 # -- the fastest layout

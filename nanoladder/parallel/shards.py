@@ -13,8 +13,8 @@ def fully_shard(model: GPT) -> None:
 
     FSDP gathers a block's weights before its forward and reduce-scatters its gradients after its backward. The root
     group stays gathered until the backward ends: the tied token embedding and head, the position embedding and the
-    final norm. With shard=hybrid, each node has a whole copy. A single process has nothing to shard. Raises BadInput if
-    the 8-bit optimizer cannot be sharded.
+    final norm; in float32, because the residual stream begins with the embeddings. With shard=hybrid, each node has a
+    whole copy. A single process has nothing to shard. Raises BadInput if the 8-bit optimizer cannot be sharded.
     """
     if mesh().averaging == 1:
         return

@@ -1,6 +1,7 @@
 """Weights that a process of a tensor or context group has, activations that it keeps, collectives that it runs."""
 
 import math
+import time
 
 import pytest
 import torch
@@ -153,6 +154,33 @@ def test_owners_take_turns():
             shards = [parallel.local(like).detach()] * 5
             parallel.map_matrices(lambda matrices: owned.append(len(matrices)) or matrices, shards, like, first=1)
     assert owned == [2, 3]
+
+
+def evaluate_pipeline(folder):
+    """Evaluates two batches. The last stage does not end its first before the first stage has begun its second."""
+    config = tiny(pipeline_parallel=2, vocab_size=17, ddp=True)
+    model, batches = train.build_model(config, train.set_up(config)), []
+    part = model.parts[0]
+
+    def meet(*_):
+        batches.append(len(batches))
+        if model.has_first:
+            (folder / f"begun {len(batches)}").touch()
+            return
+        deadline = time.monotonic() + 60
+        while not (folder / "begun 2").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    part.register_forward_pre_hook(meet)
+    with torch.no_grad():
+        return [model(*torch.zeros(2, 4, 16, dtype=torch.int64)).item() for _ in range(2)]
+
+
+@pytest.mark.slow
+def test_an_evaluation_has_a_batch_in_every_stage_of_a_pipeline(tmp_path):
+    first, last = run_together(evaluate_pipeline, tmp_path, n=2, folder=tmp_path)
+    assert first == [0, 0] and last[0] == last[1] > 0
 
 
 @pytest.mark.slow

@@ -18,12 +18,17 @@ def step(config, n_gpus):
     return predict_step(config, sizes_of(config), n_gpus)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "every:1"])
-def test_memory_on_paper_is_near_that_of_the_traced_step(checkpointing):
-    config = replace(SMALL, activation_checkpointing=checkpointing)
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"activation_checkpointing": "every:1"}, {"shard": "full", "vocab_size": 4096, "micro_batch_size": 1}],
+    ids=str,
+)
+def test_memory_on_paper_is_near_that_of_the_traced_step(keys):
+    n_gpus = 2 if "shard" in keys else 1
+    config = replace(SMALL, **{"micro_batch_size": 8, "ddp": True, **keys})
     workspaces = 65 * 2**20  # of cuBLAS, which the formula leaves out
-    expected = predict_memory(config, "cuda").peak - workspaces
-    assert step(replace(config, micro_batch_size=8), 1).memory == pytest.approx(expected, rel=0.15)
+    expected = predict_memory(config, "cuda", n_gpus).peak - workspaces
+    assert step(config, n_gpus).memory == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.parametrize("name", ["tensor", "context", "pipeline", "data"])
@@ -42,8 +47,8 @@ def test_with_micro_batches_whole_gradients_wait_or_are_reduced_each_time(shard)
     sizes = sizes_of(WIDE)
     sharded = [replace(WIDE, shard=shard, batch_size=16, micro_batch_size=rows) for rows in (2, 1)]
     once, twice = (step(config, 8) for config in sharded)
-    outside = sizes.n_params - 8 * sizes.block
-    gathered = 2 * (2 * sizes.block + outside if shard == "full" else sizes.n_params)
+    others = sizes.n_params - 8 * sizes.block
+    gathered = 2 * (2 * sizes.block + others if shard == "full" else sizes.n_params) + 8 * others
     activations = once.memory - 16 * sizes.n_params / 8 - gathered
     waiting = 4 * sizes.n_params if shard == "optimizer" else 0
     assert twice.memory == pytest.approx(once.memory - activations / 2 + waiting)
