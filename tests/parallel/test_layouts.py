@@ -345,6 +345,7 @@ def test_muon_takes_the_steps_of_one_process_however_its_matrices_are_sharded(de
     layouts = {"copies": {}, "full": {"shard": "full"}, "hybrid": {"shard": "hybrid"}}
     layouts |= {"tensor": TENSOR, "tensor full": {**TENSOR, "shard": "full"}, "empty": {"shard": "full", "n_embd": 6}}
     layouts |= {"bfloat16 full": {"shard": "full", "dtype": "bfloat16", "n_embd": 6}}
+    layouts |= {"bfloat16 copies": {"dtype": "bfloat16"}}
     runs = {
         name: configuration(dense, documents, folder / "muon" / name, **base | keys) for name, keys in layouts.items()
     }
