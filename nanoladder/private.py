@@ -16,15 +16,11 @@ from typing import Any
 import torch
 import torch.distributed._functional_collectives as collectives
 from torch import nn
-from torch.utils import _pytree
 
 # Collectives with gradients, for compiled programs. Without them no sequence can be split among processes. The first
 # has a new name since 2.13, where the old one warns.
 all_gather_autograd = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 all_to_all_autograd = collectives.all_to_all_single_autograd
-
-# Maps a function over the tensors in nested lists and dicts. Without it checkpoints need a recursion of their own.
-tree_map_only = _pytree.tree_map_only
 
 # Moves each tensor of a list towards another list's, in one kernel on a GPU. Without it one kernel moves one tensor.
 lerp_all = torch._foreach_lerp_

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import train
 from nanoladder import checkpoint, config, entry, files, machine
 from nanoladder.checkpoint.format import flatten, unflatten, write_checkpoint
+from nanoladder.checkpoint.slices import Sliced
 from nanoladder.checkpoint.state import plain_parts
 from nanoladder.config import Config
 from nanoladder.errors import BadInput
@@ -329,8 +330,12 @@ def weights(config, name="last"):
 
 def saved(config, name="last"):
     """A run's checkpoint as a nested dict, with its tensors copied into memory."""
-    state = checkpoint.load(Path(config.out_dir) / f"{name}.safetensors")
-    return tree_map_only(torch.Tensor, torch.clone, state)
+    return in_memory(checkpoint.load(Path(config.out_dir) / f"{name}.safetensors"))
+
+
+def in_memory(state):
+    """A checkpoint's dict with copies of its tensors, and with whole ones in place of those in slices."""
+    return tree_map_only((torch.Tensor, Sliced), lambda tensor: tensor[...].clone(), state)
 
 
 def write_state(path, state):

@@ -17,14 +17,15 @@ Its metadata, all entries but the last in JSON, is the rest of the same tree:
     optimizer, generators         non-tensor state
     sha256                        digest of everything else in the file, by format.digest
 
-Tensors are stored whole, so any number of processes, sharded or not, can resume from a file. A run's folder holds
+Tensors are stored whole, so any number of processes, sharded or not, can resume from a file. If processes divide the
+model, the file is an index of slices.py: the tensors lie beside it, in a file of each process. A run's folder holds
 last.safetensors (the newest), best.safetensors (the lowest validation loss) and the most recent checkpoints as
 step_00000250.safetensors and so on. These are hard links: one file may have up to three names.
 
-Files: format.py defines the layout, save.py writes it, load.py reads it and models from elsewhere, which interop.py
-translates. shape.py has the keys that fix a model's shape, folder.py lists a run's files, state.py converts optimizer
-and generators to plain tensors and back. Not here: atomic writes (nanoladder/files.py) and gathering shards
-(nanoladder/parallel).
+Files: format.py defines the layout, slices.py that of divided models, save.py writes them, load.py reads them and
+models from elsewhere, which interop.py translates. shape.py has the keys that fix a model's shape, folder.py lists a
+run's files, state.py converts optimizer and generators to plain tensors and back. Not here: atomic writes
+(nanoladder/files.py), and which process has which part of a tensor (nanoladder/parallel).
 """
 
 from nanoladder.checkpoint.folder import BEST, best_or_last, former_best, list_checkpoints, restore

@@ -9,6 +9,7 @@ import math
 import torch
 
 from nanoladder.checkpoint.shape import config_of, shapes
+from nanoladder.checkpoint.slices import Sliced
 from nanoladder.config import Config, typed
 from nanoladder.optim import BLOCK, state_shapes
 
@@ -36,7 +37,7 @@ def compare(tensors, expected, path=""):
     """Compares tensors, {name: tensor}, with {name: (shape, dtype)}. shape None: a matrix of any size."""
     for name, (shape, dtype) in expected.items():
         tensor = tensors.get(name)
-        if not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, (torch.Tensor, Sliced)):
             raise ValueError(f"it has no tensor {path}{name}")
         if tensor.dtype != dtype or (tensor.dim() != 2 if shape is None else tensor.shape != shape):
             needed = "a matrix" if shape is None else tuple(shape)

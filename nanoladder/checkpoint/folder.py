@@ -1,9 +1,14 @@
 """Checkpoints in a run's folder: names, order and removal."""
 
+import contextlib
+import json
 import os
+import shutil
+from itertools import count
 from pathlib import Path
 
 from nanoladder import files
+from nanoladder.checkpoint.format import Damaged, read_tensors, reading
 from nanoladder.errors import BadInput
 
 LAST, BEST = "last.safetensors", "best.safetensors"
@@ -42,9 +47,36 @@ def other_names(folder, progress):
 
 
 def prune(folder):
-    """Removes all but the most recent checkpoints, besides the last and the best. Raises OSError."""
+    """Removes all but the most recent checkpoints, besides the last and the best, and unused slices. Raises OSError."""
     for path in list(history(folder).values())[RECENT:]:
         path.unlink()
+    remove_unused_slices(folder)
+
+
+def remove_unused_slices(folder):
+    """Removes slices of no checkpoint in the folder. Raises OSError."""
+    if slices := [*folder.glob("step_*.slices*")]:
+        with contextlib.suppress(BadInput):  # a checkpoint cannot be read now
+            used = {slices_of(path) for path in folder.glob("*.safetensors")}
+            for path in slices:
+                if path.name not in used:
+                    shutil.rmtree(path)
+
+
+def slices_of(path):
+    """Returns the name of the folder with a checkpoint's slices; "" if it is in one file or damaged.
+
+    Raises BadInput if it cannot be read.
+    """
+    with contextlib.suppress(Damaged), reading(path):
+        return json.loads(read_tensors(path)[1].get("slices", "{}")).get("folder", "")
+    return ""
+
+
+def new_slices(folder: Path, step: int) -> Path:
+    """Returns the path of a folder, which does not exist yet, for the slices of a checkpoint of this step."""
+    names = (f"step_{step:08}.slices{number or ''}" for number in count())
+    return next(path for name in names if not os.path.lexists(path := folder / name))
 
 
 def former_best(step: int) -> str:
@@ -65,10 +97,10 @@ def restore(folder: Path, path: Path | None, progress: dict, former: int = 0) ->
     prune(folder)
     if former and (folder / BEST).exists() and not (folder / former_best(former)).exists():
         os.replace(folder / BEST, folder / former_best(former))
-    if not path:
-        return
-    for name in other_names(folder, progress):
-        if not (name.exists() and name.samefile(path)):
-            files.link(path, name)
-    if not os.path.lexists(folder / LAST):
-        files.link(path, folder / LAST)
+    if path:
+        for name in other_names(folder, progress):
+            if not (name.exists() and name.samefile(path)):
+                files.link(path, name)
+        if not os.path.lexists(folder / LAST):
+            files.link(path, folder / LAST)
+    remove_unused_slices(folder)

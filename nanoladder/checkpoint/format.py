@@ -61,6 +61,19 @@ def write_checkpoint(file, values, shapes, tensors):
     file.write(text)
 
 
+def write_slices(file, slices):
+    """Writes a file of slices, {name: CPU tensor}; its metadata has a digest of each. Raises OSError.
+
+    Returns the digest of the header, which covers all others.
+    """
+    unknown = dict.fromkeys(slices, "0" * 64)
+    write_tensors(file, shapes=slices, tensors=slices.items(), metadata=unknown)
+    text, _ = header(slices, {name: sha256_of(raw(tensor)) for name, tensor in slices.items()})
+    file.seek(0)
+    file.write(text)
+    return sha256_of(text)
+
+
 def write_tensors(file, shapes, tensors, metadata):
     """Writes a safetensors file. Raises OSError.
 
@@ -130,7 +143,12 @@ def read_tensors(path):
 
 
 def read(path: Path | str) -> dict:
-    """Returns a checkpoint's dict. Its tensors are memory-mapped.
+    """Returns the dict of a checkpoint in a single file. Arguments and errors: as for read_flat."""
+    return unflatten(*read_flat(path))
+
+
+def read_flat(path: Path | str) -> tuple[dict[str, torch.Tensor], dict]:
+    """Returns a checkpoint's tensors, {path in its dict: memory-mapped tensor}, and its other values, {key: value}.
 
     Raises OSError or ValueError unless the file is a whole checkpoint of this version.
     """
@@ -139,7 +157,7 @@ def read(path: Path | str) -> dict:
         raise ValueError(f"its format is {metadata.get('format_version', 'another')}, not {FORMAT_VERSION}")
     if metadata.pop("sha256", None) != digest(metadata, tensors):
         raise ValueError("its contents do not match its SHA-256")
-    return unflatten(tensors, {key: json.loads(text) for key, text in metadata.items()})
+    return tensors, {key: json.loads(text) for key, text in metadata.items()}
 
 
 def digest(metadata, tensors):
@@ -151,6 +169,11 @@ def digest(metadata, tensors):
     for _ in adding_to(sha256, sorted(tensors.items())):
         pass
     return sha256.hexdigest()
+
+
+def sha256_of(content):
+    """Hexadecimal SHA-256 of bytes."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def header_digest(metadata, shapes):

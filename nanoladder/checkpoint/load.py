@@ -5,6 +5,7 @@ A source names a model: hf:NAME or hf:FOLDER, the path of a nanoGPT ckpt.pt, or 
 
 import contextlib
 import dataclasses
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tiktoken import Encoding
 
 from model import GPT
 from nanoladder import parallel
-from nanoladder.checkpoint import format, interop
+from nanoladder.checkpoint import interop, slices
 from nanoladder.checkpoint.contents import check_contents
 from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, list_checkpoints
 from nanoladder.checkpoint.format import Damaged, reading
@@ -36,32 +37,39 @@ def newest(folder: Path | str) -> tuple[Path, dict]:
     folder, damaged = Path(folder), []
     paths = list_checkpoints(folder)
     for path in paths or [folder / LAST]:
+        state, error = {}, None
         try:
-            state = load(path)
-        except Damaged as error:
-            damaged.append(str(error))
-            continue
-        for line in damaged:
-            print(f"warning: {line}: continuing from {path.name}, step {state['progress']['step']}")
-        return path, state
+            state = load(path, verify=True)
+        except BadInput as caught:
+            error = isinstance(caught, Damaged), str(caught)
+        errors = sorted(filter(None, parallel.gather_objects(error)))  # those of files that cannot be read come first
+        if not errors:
+            for line in damaged:
+                print(f"warning: {line}: continuing from {path.name}, step {state['progress']['step']}")
+            return path, state
+        if not errors[0][0]:
+            raise BadInput(errors[0][1])
+        damaged.append(errors[0][1])
     other = f"choose another --out_dir, or delete {folder}" if paths else "leave out --init_from"
     raise BadInput("; ".join([*damaged, f"for a new run {other}"]))
 
 
-def load(path: Path | str) -> dict:
-    """Returns a checkpoint's dict, whose tensors are memory-mapped.
+def load(path: Path | str, verify: bool = False) -> dict:
+    """Returns a checkpoint's dict. Its tensors are memory-mapped or, of a divided model, Sliced.
 
-    Raises Damaged if the file is incomplete or its contents do not fit its config, and BadInput if its config has
-    unknown keys.
+    verify: reads the slices, too; each of several processes reads a part of them. Raises Damaged if the checkpoint is
+    incomplete or its contents do not fit its config, and BadInput if its config has unknown keys.
     """
     if not Path(path).is_file():
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
     with reading(path):
-        state = format.read(path)
+        state, found = slices.read(path)
         config = state["config"].keys()
     check_names(config, path)
     with reading(path):
         check_contents(state)
+    if verify and found:
+        found.verify(parallel.rank(), parallel.world_size())
     return state
 
 
@@ -89,14 +97,14 @@ def load_weights(model: torch.nn.Module, state: dict, path: Path | str) -> None:
     check_shape(ours, state, path)
     weights = dict(state["model"])
     if ours.position == "learned":
-        weights["position_embedding.weight"] = weights["position_embedding.weight"][: ours.context_length]
-    padding = ours.padded_vocab_size - ours.vocab_size  # the checkpoint's may differ
-    head = weights[parallel.TIED if ours.tie_embeddings else "head.weight"][: ours.vocab_size]
-    weights["head.weight"] = torch.nn.functional.pad(head, (0, 0, 0, padding))
+        positions = weights["position_embedding.weight"]
+        weights["position_embedding.weight"] = positions.narrow(0, 0, ours.context_length)
+    head = weights[parallel.TIED if ours.tie_embeddings else "head.weight"]
+    weights["head.weight"] = head.narrow(0, 0, ours.vocab_size)  # without padding: ours may differ
     if ours.tie_embeddings:
         weights["token_embedding.weight"] = weights["head.weight"]
     for name, target in model.state_dict().items():  # in a pipeline, of this process's stages
-        parallel.local(target).copy_(parallel.local_part(weights[name], target, name))  # reads no more of the file
+        parallel.copy_part(weights[name], target, name)
 
 
 def check_resumes(config: Config, state: dict, path: Path, device: torch.device) -> None:
@@ -148,9 +156,22 @@ def source_of(options: Namespace) -> str:
 def load_model(source: Path | str) -> dict:
     """Returns a dict with a model's "config", as config_of takes it, and its weights as "model", on the CPU.
 
-    If the run keeps an average of its weights, returns the average. Raises BadInput.
+    If the run keeps an average of its weights, returns the average. The weights of a divided model are Sliced in
+    processes that divide it, too; else they are read at once. Raises BadInput.
     """
-    source = str(source)
+    while True:
+        file, state = inode(source), find_model(str(source))
+        try:
+            if not parallel.mesh().is_divided:
+                state["model"] = {name: weight[...] for name, weight in state["model"].items()}
+            return state
+        except Damaged:
+            if inode(source) == file:
+                raise  # else its run has replaced the checkpoint meanwhile, and removed its slices
+
+
+def find_model(source):
+    """Returns load_model(source)'s result, of which no weights have been read."""
     if source.startswith(HUB):
         return interop.read_huggingface(source.removeprefix(HUB))
     if source.endswith(".pt") and Path(source).is_file():
@@ -160,9 +181,15 @@ def load_model(source: Path | str) -> dict:
     return state
 
 
+def inode(path):
+    """Number of the file at a path; None if there is none."""
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_ino
+
+
 def shape_of(source: str) -> dict:
     """Returns the config keys that fix the shape of a source's model, {key: value}. Raises BadInput."""
-    config = load_model(source)["config"]  # the weights stay in the mapped file
+    config = find_model(source)["config"]
     return {key: config[key] for key in SHAPE if key in config}
 
 

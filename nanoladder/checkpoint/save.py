@@ -1,9 +1,10 @@
-"""Saving: copies the state and writes it in the background or, if no process holds all of it, tensor by tensor."""
+"""Saving: each process copies its own part of the state, and writes it in the background."""
 
 import contextlib
 import dataclasses
 import math
 import sys
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,10 +13,13 @@ from pathlib import Path
 import torch
 
 from nanoladder import files, parallel
-from nanoladder.checkpoint.folder import BEST, LAST, other_names, prune
+from nanoladder.checkpoint import slices
+from nanoladder.checkpoint.folder import BEST, LAST, new_slices, other_names, prune, remove_unused_slices
 from nanoladder.checkpoint.format import FORMAT_VERSION, flatten, write_checkpoint
 from nanoladder.checkpoint.state import generator_states, names, plain_state
 from nanoladder.config import Config
+
+GRACE = 10  # seconds that other processes have to finish writing when a run fails
 
 
 class Writer:
@@ -32,7 +36,9 @@ class Writer:
         self.config, self.origin = config, origin
         self.folder = Path(config.out_dir)
         self.thread = ThreadPoolExecutor(max_workers=1)
-        self.pending = None  # future of the checkpoint being written
+        self.pending = None  # future of what this process is writing
+        self.reports = None  # parallel.Reports of the newest checkpoint of a divided model
+        self.failed = None  # time of the failure that ended the run
         self.missing = {}  # {file name: step that it should hold}
         self.unlinked = None  # progress of last.safetensors if it lacks another name
         self.best = self.best_on_disk = best_of(progress)
@@ -54,6 +60,8 @@ class Writer:
         Waits for the previous write first, so that there is never more than one copy. val_loss: infinite if unknown.
         """
         self.wait()
+        if self.reports:
+            self.reports.wait_for_first()
         if self.unlinked and self.link_names(self.folder / LAST, self.unlinked):
             self.unlinked = None
         self.best = self.best_on_disk
@@ -61,11 +69,10 @@ class Writer:
             self.best = {"best_val_loss": val_loss, "best_step": progress["step"]}
         values, tensors = snapshot(self.config, self.origin, model, optimizer, scaler, progress | self.best)
         if parallel.mesh().is_divided:
-            finish = self.write_each(values, tensors)
+            write = self.divide(values, tensors)
         else:
-            finish = partial(self.write, values, tensors.shapes, [*tensors])
-        if parallel.rank() == 0:
-            self.pending = self.thread.submit(finish)
+            write = parallel.rank() == 0 and partial(self.write, values, tensors.shapes, [*tensors])
+        self.pending = self.thread.submit(write) if write else None
 
     def wait(self):
         if self.pending:
@@ -77,21 +84,44 @@ class Writer:
         with warning("the checkpoint", progress), self.replacing_last(progress) as file:
             write_checkpoint(file, values, shapes, tensors)
 
-    def write_each(self, values, tensors):
-        """Writes each whole tensor as it is gathered, so that there is one at a time. Collective.
+    # -- a divided model
 
-        Returns a function that finishes, on rank 0: it waits for the disk and renames the file.
+    def divide(self, values, tensors):
+        """Copies this process's slices. Returns a function that writes them, and on rank 0 their index. Collective.
+
+        None for a process that has nothing to write, because another one holds the same.
         """
-        each, unfinished, progress = iter(tensors), contextlib.ExitStack(), values["progress"]
-        if parallel.rank() == 0:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(warning("the checkpoint", progress))
-                file = stack.enter_context(self.replacing_last(progress))
-                write_checkpoint(file, values, tensors.shapes, each)
-                unfinished = stack.pop_all()
-        for _ in each:  # all of them in other processes; on rank 0, those for which a disk had no room
-            pass
-        return unfinished.close
+        step = values["progress"]["step"]
+        folder, *_ = parallel.gather_objects(None if parallel.rank() else new_slices(self.folder, step))
+        scalars = {name: tensor for name, tensor in tensors.parts.items() if not tensor.dim()}
+        scalars, self.reports = parallel.merge_stages(to_host(scalars)), parallel.Reports()
+        if (number := parallel.holder()) is None:
+            return None
+        write = partial(write_slices, folder, number, to_host(tensors.own()), self.reports)
+        return write if parallel.rank() else partial(self.write_index, write, folder, values, tensors, scalars)
+
+    def write_index(self, write_slices, folder, values, tensors, scalars):
+        """Writes rank 0's slices and, once the slices of all processes are on disk, the checkpoint."""
+        write_slices()
+        progress, sizes = values["progress"], parallel.sizes()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.reports.finish)
+            stack.enter_context(warning("the checkpoint", progress))
+            try:
+                with self.replacing_last(progress) as file:
+                    headers = headers_in(self.reports.wait(math.prod(sizes), self.gave_up))
+                    slices.require(folder, headers)
+                    files.sync_folder(self.folder)
+                    index = slices.index_of(folder, sizes, headers, tensors)
+                    write_checkpoint(file, values | {"slices": index}, scalars, sorted(scalars.items()))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    remove_unused_slices(self.folder)  # it may have got one of its names
+                raise
+
+    def gave_up(self):
+        """True once other processes, which may have been killed, have had time to write in a run that failed."""
+        return self.failed is not None and time.monotonic() > self.failed + GRACE
 
     @contextlib.contextmanager
     def replacing_last(self, progress):
@@ -128,11 +158,43 @@ class Writer:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        if failure not in (None, SystemExit):
+            self.failed = time.monotonic()
         self.thread.shutdown()
         self.wait()
         if self.missing and failure in (None, SystemExit):
             missing = " and ".join(f"{name} of step {step}" for name, step in self.missing.items())
             sys.exit(f"error: {self.folder} lacks {missing}, which could not be written")
+
+
+def to_host(tensors):
+    """Copies local tensors, {name: tensor}, to the CPU; from a GPU all at once, into pinned memory."""
+    own = {name: parallel.local(tensor.detach()) for name, tensor in tensors.items()}
+    copies = {name: torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for name, t in own.items()}
+    for name, copy in copies.items():
+        copy.copy_(own[name], non_blocking=True)
+    if any(copy.is_pinned() for copy in copies.values()):
+        torch.cuda.synchronize()
+    return copies
+
+
+def write_slices(folder, number, own, reports):
+    """Writes this process's slices, and reports the digest of their header, or what failed, to rank 0."""
+    report = "an error of the program"
+    try:
+        report = f"sha256 {slices.write(folder, number, own)}"
+    except OSError as error:
+        report = str(error)
+    finally:
+        reports.send(report)
+
+
+def headers_in(reports):
+    """Returns the digests that all holders reported. Raises OSError if one of them failed."""
+    failed = [text for text in reports or ["a process ended"] if not text.startswith("sha256 ")]
+    if failed:
+        raise OSError(failed[0])
+    return [text.removeprefix("sha256 ") for text in reports]
 
 
 @contextlib.contextmanager

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from nanoladder import machine, parallel
-from nanoladder.optim import state_shapes
-from nanoladder.private import tree_map_only
+from nanoladder.optim import BLOCK, state_shapes
 
 
 def names(model):
@@ -63,17 +62,17 @@ def plain_parts(value: Any) -> Any:
 
 def from_plain(value, parameter, name):
     """Copies a value of the named parameter's state from its whole, plain form in a file to this process's shard."""
-    if isinstance(value, torch.Tensor):
+    if not isinstance(value, dict):
         return parallel.local_shard(value, parameter, name)
     machine.require_torchao()
     from torchao.optim.subclass_8bit import OptimState8bit
 
-    value = tree_map_only(torch.Tensor, torch.clone, value)  # out of the mapped file
-    whole = OptimState8bit(**value)
-    if parallel.local(parameter).numel() % whole.block_size:  # a shard boundary falls inside a quantization block
-        return parallel.local_shard(whole.dequantize(), parameter, name)
-    codes, scale = (parallel.local_rows(value[name], parameter) for name in ("codes", "scale"))
-    return parallel.as_shards([OptimState8bit(codes, scale, value["qmap"], value["signed"])], parameter)[0]
+    qmap, signed = value["qmap"][...].clone(), value["signed"]  # out of the mapped file
+    if parallel.local(parameter).numel() % BLOCK:  # a shard boundary falls inside a quantization block
+        codes, scale = (value[part][...].clone() for part in ("codes", "scale"))
+        return parallel.local_shard(OptimState8bit(codes, scale, qmap, signed).dequantize(), parameter, name)
+    codes, scale = (parallel.local_rows(value[part], parameter) for part in ("codes", "scale"))
+    return parallel.as_shards([OptimState8bit(codes, scale, qmap, signed)], parameter)[0]
 
 
 # -- generators
@@ -93,12 +92,12 @@ def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
 def check_generators(states, device):
     """Raises RuntimeError if a generator of this process cannot take one of the states."""
     for kind in generators(device).keys() & states:
-        for state in states[kind]:
+        for state in states[kind][...]:
             torch.Generator(kind).set_state(state.clone())
 
 
 def set_generator_states(states: dict[str, torch.Tensor], device: torch.device) -> None:
     """Restores this process's generators; a process without a row, or a device without one, keeps its seed."""
     for kind, module in generators(device).items():
-        if kind in states and parallel.rank() < len(states[kind]):
-            module.set_rng_state(states[kind][parallel.rank()].clone())  # it ignores a view's offset
+        if kind in states and parallel.rank() < len(rows := states[kind][...]):
+            module.set_rng_state(rows[parallel.rank()].clone())  # it ignores a view's offset

@@ -25,6 +25,8 @@ LONG = timedelta(hours=1)  # time limit of starting and leaving: one process may
 # Groups that were left. DDP, freeing the last reference, would hold the GIL that gloo's thread may need: a deadlock.
 LEFT = []
 
+STORE: Any = None  # torchrun's store, after joining a group
+
 
 def world_size() -> int:
     """Number of processes; 1 without a group."""
@@ -55,12 +57,12 @@ def init_process_group(config: Config, device: torch.device) -> torch.device:
     elif os.environ.get("OMP_NUM_THREADS") == "1":  # torchrun's default
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_n))
     if not dist.is_initialized():
+        global STORE
+        STORE = meeting_place()
         backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
         number = int(os.environ["RANK"])
         allow_open_files()
-        dist.init_process_group(
-            backend, timeout=LONG, store=meeting_place(), rank=number, world_size=n, device_id=device_id
-        )
+        dist.init_process_group(backend, timeout=LONG, store=STORE, rank=number, world_size=n, device_id=device_id)
         heartbeat.start(meeting_place(), number, n, config.collective_timeout)
     set_mesh(grid, rank(), n_sharing, device.type)
     if rank() > 0:  # only rank 0 prints
@@ -128,10 +130,10 @@ def add(number: float) -> float:
     return sum(gather_objects(number))
 
 
-def gather_objects(value: Any) -> list:
-    """Lists the values of all processes, by rank. Collective."""
+def gather_objects(value: Any, group: Any = None) -> list:
+    """Lists the values of all processes, or of those of a group, by rank. Collective."""
     everyone = [value]
     if world_size() > 1:
-        everyone = [None] * world_size()
-        dist.all_gather_object(everyone, value)
+        everyone = [None] * dist.get_world_size(group)
+        dist.all_gather_object(everyone, value, group)
     return everyone

@@ -32,6 +32,11 @@ class Mesh:
         return self.sizes.data * self.sizes.context
 
     @property
+    def copy_and_shard(self):
+        """(index of this process's copy of the weights, index of its shards in that copy)."""
+        return divmod(self.place.data * self.sizes.context + self.place.context, self.n_sharing)
+
+    @property
     def is_divided(self):
         """True if several processes hold the model's weights among them, so that none holds all."""
         return self.sizes.pipeline * self.sizes.tensor * self.n_sharing > 1

@@ -14,8 +14,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook 
 
 from model import GPT
 from nanoladder.config import Config
-from nanoladder.parallel.full_state import local_part
-from nanoladder.parallel.mesh import local, mesh
+from nanoladder.parallel.full_state import copy_part
+from nanoladder.parallel.mesh import mesh
 from nanoladder.parallel.pipeline import COPY, TIED
 from nanoladder.parallel.tensor import place_gradients
 
@@ -46,7 +46,7 @@ def init_shards(model: GPT, device: torch.device) -> None:
         for name, parameter in part.named_parameters():
             if parameter.dim() == 2:
                 name = TIED if part.config.tie_embeddings and name == COPY else name
-                local(parameter).copy_(local_part(draw(part, name, parameter.shape), parameter, name))
+                copy_part(draw(part, name, parameter.shape), parameter, name)
         if mesh().sizes.tensor > 1:
             place_gradients(part)
 

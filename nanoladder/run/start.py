@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nanoladder import checkpoint, files
+from nanoladder import checkpoint, files, parallel
 from nanoladder.config import (
     COMMANDS,
     DEFAULTS,
@@ -124,9 +124,10 @@ def find_start(config, dataset, device):
     """Returns the Start that init_from names.
 
     Raises BadInput if there is nothing to resume, if a new run would begin in the out_dir of another, if the dataset
-    has another tokenizer than the model or has changed, or if the config has another shape.
+    has another tokenizer than the model or has changed, or if the config has another shape. Collective.
     """
     checkpoints = checkpoint.list_checkpoints(Path(config.out_dir))
+    parallel.require_agreement({"checkpoints": [path.name for path in checkpoints]}, f"out_dir={config.out_dir}")
     if config.init_from == "resume" or (config.init_from == "auto" and checkpoints):
         path, state = checkpoint.newest(config.out_dir)
         origin = origin_of(config, dataset, state, path)

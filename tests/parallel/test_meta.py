@@ -98,7 +98,8 @@ def test_no_process_holds_a_whole_model_while_it_starts_saves_or_resumes(dense, 
     """Limits the peak of each of four processes, beyond that of a tiny model, to a share of the whole model's bytes.
 
     A process starts with a quarter of the weights, and resumes with a quarter of the momentum, too. A step adds a
-    quarter of the gradients and, briefly, a few gathered blocks.
+    quarter of the gradients and, briefly, a few gathered blocks; saving adds a copy of a quarter of the weights and of
+    the momentum.
     """
     peaks = {}
     for name, keys in {"tiny": {}, "big": BIG}.items():
@@ -110,7 +111,7 @@ def test_no_process_holds_a_whole_model_while_it_starts_saves_or_resumes(dense, 
     assert saved(config)["progress"]["step"] == 2
     for part, until_step in {"start": 0.4, "resume": 0.7}.items():
         beyond = (peaks["big", part] - peaks["tiny", part]) / BYTES
-        assert beyond[0] < until_step and beyond[1] < 0.9, (part, beyond)
+        assert beyond[0] < until_step and beyond[1] < 1.4, (part, beyond)
 
 
 # -- a full disk
