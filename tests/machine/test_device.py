@@ -242,3 +242,14 @@ def test_training_and_the_ladder_need_nothing_that_windows_lacks(dense, tmp_path
     assert not any("peak_memory_gb" in row for row in rows(tiny(out_dir=str(tmp_path / "windows"))))
     listing = [sys.executable, "ladder.py", "list"]
     assert subprocess.run(listing, cwd=ROOT, env=environment, capture_output=True).returncode == 0
+
+
+def test_a_process_may_open_as_many_files_as_its_hard_limit_allows():
+    resource = pytest.importorskip("resource")  # not on Windows
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 2, hard))
+    try:
+        machine.allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
