@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny
+from conftest import RECIPE, tiny
 
 from model import GPT, IGNORE
 
@@ -36,8 +36,9 @@ def gradients(model, inputs, targets):
     return loss, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def test_a_later_token_leaves_earlier_logits_unchanged():
-    model = shake(build()).eval()
+@pytest.mark.parametrize("keys", [{}, RECIPE], ids=["naive", "every rung"])
+def test_a_later_token_leaves_earlier_logits_unchanged(keys):
+    model = shake(build(**keys)).eval()
     inputs = tokens(2, 16)
     before = model.logits(inputs)
     for place in (1, 7, 15):
