@@ -66,10 +66,11 @@ def p_value(differences: list[float]) -> float:
     return tail if trimmed_mean(row) > 0 else 1 - tail
 
 
-def trimmed_mean(x):
-    """The mean along the last axis without the values at both ends."""
+def trimmed_mean(x, part=5):
+    """The mean along the last axis without a fifth, or another part, of the values at each end."""
     n = np.shape(x)[-1]
-    return np.sort(x)[..., trimmed(n) : n - trimmed(n)].mean(-1)
+    cut = trimmed(n, part)
+    return np.sort(x)[..., cut : n - cut].mean(-1)
 
 
 def spread(x):
@@ -82,9 +83,9 @@ def spread(x):
     return np.sort(abs(x - trimmed_mean(x)[..., None]))[..., :kept].mean(-1)
 
 
-def trimmed(n):
+def trimmed(n, part=5):
     """The number of n values to leave out at each end."""
-    return max(n // 5, 1) if n > 2 else 0
+    return max(n // part, 1) if n > 2 else 0
 
 
 def scale(spreads):

@@ -13,9 +13,7 @@ import math
 import statistics
 import time
 
-import numpy as np
-
-from lab.measure.stats import LOOKED, intervals
+from lab.measure.stats import LOOKED, intervals, trimmed_mean
 from nanoladder.errors import BadInput
 
 TURN = 0.3  # seconds of steps, at least one step
@@ -38,13 +36,7 @@ def differences(other, row):
     that did not take turns with each other, of as many turns as both have.
     """
     rounds = [zip(other[number], row[number], strict=False) for number in row if number in other]
-    return [middle([math.log(a / b) for a, b in turns]) for turns in rounds]
-
-
-def middle(values):
-    """The mean of the middle half of some values."""
-    cut = len(values) // 4
-    return float(np.sort(values)[cut : len(values) - cut].mean())
+    return [float(trimmed_mean([math.log(a / b) for a, b in turns], part=4)) for turns in rounds]
 
 
 def take_turns(live, attempt, goes_on):
