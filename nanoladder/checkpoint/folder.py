@@ -47,10 +47,9 @@ def other_names(folder, progress):
 
 
 def prune(folder):
-    """Removes all but the most recent checkpoints, besides the last and the best, and unused slices. Raises OSError."""
+    """Removes all but the most recent checkpoints, besides the last and the best. Raises OSError."""
     for path in list(history(folder).values())[RECENT:]:
         path.unlink()
-    remove_unused_slices(folder)
 
 
 def remove_unused_slices(folder):

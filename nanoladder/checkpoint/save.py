@@ -97,12 +97,12 @@ class Writer:
         scalars, self.reports = parallel.merge_stages(to_host(scalars)), parallel.Reports()
         if (number := parallel.holder()) is None:
             return None
-        write = partial(write_slices, folder, number, to_host(tensors.own()), self.reports)
+        write = partial(write_and_report, folder, number, to_host(tensors.own()), self.reports)
         return write if parallel.rank() else partial(self.write_index, write, folder, values, tensors, scalars)
 
-    def write_index(self, write_slices, folder, values, tensors, scalars):
+    def write_index(self, write_own, folder, values, tensors, scalars):
         """Writes rank 0's slices and, once the slices of all processes are on disk, the checkpoint."""
-        write_slices()
+        write_own()
         progress, sizes = values["progress"], parallel.sizes()
         with contextlib.ExitStack() as stack:
             stack.callback(self.reports.finish)
@@ -141,6 +141,7 @@ class Writer:
         del self.missing[LAST]
         self.unlinked = None if linked else progress
         prune(self.folder)
+        remove_unused_slices(self.folder)
 
     def link_names(self, source, progress):
         """Gives a complete file its names besides last.safetensors. Returns True if all succeed."""
@@ -178,7 +179,7 @@ def to_host(tensors):
     return copies
 
 
-def write_slices(folder, number, own, reports):
+def write_and_report(folder, number, own, reports):
     """Writes this process's slices, and reports the digest of their header, or what failed, to rank 0."""
     report = "an error of the program"
     try:
