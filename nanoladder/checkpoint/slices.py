@@ -121,13 +121,12 @@ class SliceFiles:
 
     def read(self, number: int, name: str) -> torch.Tensor:
         """Returns a slice, in memory. Raises Damaged unless it is as it was written, or BadInput, as reading() does."""
-        with opened(path := file_of(self.folder, number)) as file:
+        with opened(file_of(self.folder, number)) as file:
             start, entries = self.header(number, file)
             begin, end = entries[name]["data_offsets"]
-            if start + end > files.size(path):
-                raise ValueError("it is incomplete")
             file.seek(start + begin)
-            file.readinto(content := bytearray(end - begin))
+            if file.readinto(content := bytearray(end - begin)) < len(content):
+                raise ValueError("it is incomplete")
             if (number, name) not in self.verified and sha256_of(content) != entries["__metadata__"][name]:
                 raise ValueError(f"its {name} does not match its SHA-256")
             self.verified.add((number, name))

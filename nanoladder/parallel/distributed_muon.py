@@ -9,6 +9,11 @@ import torch.distributed as dist
 from nanoladder.parallel.mesh import mesh
 
 
+def n_holders():
+    """Number of processes that hold one copy of a stage's weights among them."""
+    return mesh().n_sharing * mesh().sizes.tensor
+
+
 def in_all_holders(n: int) -> int:
     """Number of matrices at once in all processes that hold a stage's weights, one copy or more, if each takes n."""
     return n * mesh().averaging * mesh().sizes.tensor
@@ -40,7 +45,7 @@ def map_matrices(
 
 def map_in_copy(function, shards, like, first):
     """Does the same among the processes that hold one copy of the weights."""
-    n = mesh().n_sharing * mesh().sizes.tensor
+    n = n_holders()
     if n == 1:
         return function(torch.stack(shards)).unbind()
     group = mesh().holders.get_group()
@@ -68,8 +73,7 @@ def exchange(tensors, sent, received, group):
 
 def parts(matrices, like):
     """Views of whole matrices (n, rows, columns): the shards of each process in turn, as a DTensor `like` them has."""
-    n = mesh().n_sharing * mesh().sizes.tensor
-    return [part(matrices, like, *divmod(i, mesh().sizes.tensor)) for i in range(n)]
+    return [part(matrices, like, *divmod(i, mesh().sizes.tensor)) for i in range(n_holders())]
 
 
 def part(matrices, like, shard, tensor):
