@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from lab.measure.cli import positive
+from lab.measure.peers.task import CHECKOUTS
 from lab.measure.results import ROOT, code_hash
 from lab.measure.runs import RUNS, Failed, Runs
 from nanoladder.entry import Parser, end_on_signals, run_script
@@ -38,8 +39,8 @@ REHEARSED = {  # a word of a command: words that shorten its rehearsal; of an op
 }
 
 
-def parts(nanogpt=None):
-    """Returns {part: arguments to `python`, without the folder} in order of value. nanogpt: a checkout, also a peer."""
+def parts(**checkouts):
+    """Returns {part: arguments to `python`, without the folder} in order of value. checkouts: {peer: path, or None}."""
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
     ladder, finished = "--mode=ladder --minutes=3", "--minutes=2 --vary"
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
@@ -48,7 +49,7 @@ def parts(nanogpt=None):
     optimizers = "optimizer=adamw,adamw8bit,sgd,lion,muon,adafactor,galore learning_rate=6e-4,2e-3,6e-3"
     batch_32 = "--batch_size=32 --micro_batch_size=32"
     batch_64 = "--batch_size=64 --micro_batch_size=64"
-    beside = f" --nanogpt={nanogpt}" if nanogpt else ""
+    beside = "".join(f" --{peer}={path}" for peer, path in checkouts.items() if path)
     tests = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/**/test_*.py"))]
     tests = " ".join(path for path in tests if "needs_gpu" in (ROOT / path).read_text())  # others take time to import
     commands = {
@@ -73,14 +74,15 @@ def main(argv):
     parser.add_argument("--minutes", type=positive, default=9.0, help="time for all parts (default: 9)")
     parser.add_argument("--out_dir", help="folder of the results (default: out/gpu/<hash of the measured code>)")
     parser.add_argument("--rehearse", action="store_true", help="run every part at tiny size on the CPU")
-    parser.add_argument("--nanogpt", metavar="PATH", help="a checkout of nanoGPT, to be measured among the peers")
+    for peer in CHECKOUTS:
+        parser.add_argument(f"--{peer}", metavar="PATH", help="a checkout of it, to be measured among the peers")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
     if not (options.rehearse or torch.cuda.is_available()):
         raise BadInput("no NVIDIA GPU here; expected one, or --rehearse, which runs every part at tiny size on the CPU")
     end_on_signals()
     folder = Path(options.out_dir or f"out/gpu/{'rehearsal-' if options.rehearse else ''}{code_hash()}")
-    commands = parts(options.nanogpt)
+    commands = parts(**{peer: getattr(options, peer) for peer in CHECKOUTS})
     if options.rehearse:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # tiny models need one thread
         commands = {name: rehearsal(words) for name, words in commands.items()}

@@ -109,7 +109,9 @@ MODES = {
         "how much faster whole runs reach the final loss of another config, or of nanoGPT's own command",
         ("against", "nanogpt", "seeds", "out_dir"),
     ),
-    "peers": Mode("the loop against Hugging Face's Trainer, Lightning and nanoGPT", ("nanogpt", *TIMING)),
+    "peers": Mode(
+        "the loop against Hugging Face's Trainer, Lightning, nanoGPT and nanochat", (*task.CHECKOUTS, *TIMING)
+    ),
     "predict": Mode(
         "what a run will cost: memory and least time of each stage, on a GPU or with --device=cpu",
         ("stages", "gpu", "world_size", "memory_gb", "mfu", "price_per_hour", "out_dir"),
@@ -136,6 +138,7 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
     "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base lacks)"),
     "kept": (rungs, None, "rungs kept at another scale: measured together, without each, and each alone"),
     "nanogpt": (str, None, "path of a nanoGPT checkout, whose train.py is run"),
+    "nanochat": (str, None, "path of a nanochat checkout, whose model and optimizer are trained"),
     "memory_gb": (positive, None, "memory in GB: names the largest micro-batch that fits"),
     "world_size": (at_least(1), 1, "number of processes of the predicted run"),
     "mfu": (fraction, 0.4, "fraction of the device's peak that a real run is assumed to reach"),
@@ -175,7 +178,7 @@ def parse(argv):
     if config.micro_batch_size and not whole:
         words = [*words, f"--batch_size={config.micro_batch_size}"]  # a step of one micro-batch: large presets run too
     if options.mode == "peers":
-        task.require_comparable(load_config(words), options.nanogpt)
+        task.require_comparable(load_config(words), {peer: getattr(options, peer) for peer in task.CHECKOUTS})
     return options, words
 
 

@@ -180,7 +180,7 @@ def time_rows(options, runs, mode, rows, threads, seconds):
     def start(name):
         if options.mode == "peers":
             peer, best = task.PEERS.get(name, ("ours", True))
-            given = {"peer": peer, "best": best, "nanogpt": options.nanogpt}
+            given = {"peer": peer, "best": best, "checkout": getattr(options, peer, None)}
             return Processes(task.measure, rows[name], live=True, **given)
         if options.mode == "scaling":
             each = max(1, threads // options.processes)
@@ -231,6 +231,7 @@ def plan(runs, mode, rows, base, reasons):
         raise BadInput(f"{runs.path.parent} holds other rows of {mode}; choose another --out_dir, or remove it")
     for name, row in rows.items():
         update = name in valid and trains_otherwise(row, next(iter(valid.values())))
+        update = update or name in task.OTHER_MODELS
         figures = {"words": words[name], "another_update": update, "note": reasons.get(name)}
         runs.put({"mode": mode, "name": name, "what": "row"}, figures)
 

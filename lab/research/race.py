@@ -91,7 +91,7 @@ def beside_naive(options, words, config):
 
 def beside_nanogpt(options, words, config):
     """Returns the same for a race against nanoGPT's command."""
-    require_checkout(options.nanogpt)
+    require_checkout("nanogpt", options.nanogpt)
     if config.eval_windows:
         raise BadInput(f"eval_windows={config.eval_windows}: nanoGPT evaluates on all; expected --eval_windows=0")
     other = (options.against or nanogpt.LAPTOP).split()

@@ -6,6 +6,7 @@ Every refusal is one line: the key, its value, what was expected and what to do.
 import dataclasses
 import math
 import re
+from collections import ChainMap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -33,7 +34,9 @@ def check_names(keys: Iterable[str], where: Path | str, options: Iterable[str] =
     """
     lines = keys if isinstance(keys, dict) else dict.fromkeys(keys)
     wrong = [key for key in lines if key not in DEFAULTS]
-    pages = "docs/from-nanogpt.md compares all; " * any(key in INSTEAD for key in wrong) + "--help lists every key"
+    plain = {key.replace("-", "_") for key in wrong}
+    pages = "".join(f"{page} compares all; " for page, names in INSTEAD.items() if plain & names.keys())
+    pages += "--help lists every key"
     if len(wrong) == 1:
         where = f"{where} {lines[wrong[0]] or ''}".rstrip()
         raise BadInput(f"{where}: unknown key {wrong[0]!r}{advice(wrong[0], options)}; {pages}")
@@ -44,7 +47,7 @@ def check_names(keys: Iterable[str], where: Path | str, options: Iterable[str] =
 
 def advice(key, options=()):
     """Returns the replacement of an unknown key, or a question that suggests the nearest one."""
-    elsewhere = INSTEAD.get(key) or OPTIONS.get(key)
+    elsewhere = ChainMap(OPTIONS, *INSTEAD.values()).get(key.replace("-", "_"))
     return f", expected {elsewhere}" if elsewhere else nearest(key, [*DEFAULTS, *options])
 
 

@@ -25,28 +25,33 @@ from nanoladder.errors import BadInput
 PEERS = {  # row: the peer's file, and if it is at its best
     "nanoGPT": ("nanogpt", False),
     "nanoGPT, compiled": ("nanogpt", True),
+    "nanochat, compiled": ("nanochat", True),
     "Hugging Face Trainer": ("huggingface", False),
     "Hugging Face Trainer, compiled": ("huggingface", True),
     "Lightning": ("lightning", False),
     "Lightning, compiled": ("lightning", True),
 }
+OTHER_MODELS = ["nanochat, compiled"]  # rows whose losses are not compared
+CHECKOUTS = {"nanogpt": "train.py", "nanochat": "nanochat/gpt.py"}  # {peer by karpathy: a file of its checkout}
 # {key: its only value with which every peer trains the same}
 ALIKE = {"optimizer": "adamw", "dropout": 0.0, "shard": "none", **dict.fromkeys(CUTS, 1)}
 
 
-def require_comparable(config: Config, nanogpt: Path | str | None) -> None:
+def require_comparable(config: Config, checkouts: dict[str, Path | str | None]) -> None:
     """Raises BadInput for a config that peers would train differently, and for a folder that is not a checkout."""
     for key, value in ALIKE.items():
         if (given := getattr(config, key)) != value:
             raise BadInput(f"{key}={given}: not every peer supports it; expected --{key}={value}")
-    if nanogpt:
-        require_checkout(nanogpt)
+    for peer, folder in checkouts.items():
+        if folder:
+            require_checkout(peer, folder)
 
 
-def require_checkout(nanogpt: Path | str) -> None:
-    """Raises BadInput unless a folder is a checkout of nanoGPT."""
-    if not Path(nanogpt, "train.py").is_file():
-        raise BadInput(f"--nanogpt={nanogpt}: no train.py there; expected a checkout of karpathy/nanoGPT")
+def require_checkout(peer: str, folder: Path | str) -> None:
+    """Raises BadInput unless a folder is a checkout of a peer in CHECKOUTS."""
+    file, repository = CHECKOUTS[peer], peer.replace("gpt", "GPT")
+    if not Path(folder, file).is_file():
+        raise BadInput(f"--{peer}={folder}: no {file} there; expected a checkout of karpathy/{repository}")
 
 
 def measure(
@@ -54,16 +59,19 @@ def measure(
     turn: Callable | None = None,
     peer: str = "ours",
     best: bool = False,
-    nanogpt: Path | str | None = None,
+    checkout: Path | str | None = None,
 ) -> dict:
     """Trains by the peer in the file of that name, in turns (Clock). Returns its figures.
 
-    best: its own best settings, instead of its defaults. nanogpt: path of a checkout.
+    best: its own best settings, instead of its defaults. checkout: its path, for a peer in CHECKOUTS.
+    Raises BadInput for such a peer without one.
     """
+    if peer in CHECKOUTS and not checkout:
+        raise BadInput(f"needs a checkout: --{peer}=PATH")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # a Trainer takes all that there are
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        task = Task(config, turn, best, folder, nanogpt)
+        task = Task(config, turn, best, folder, checkout)
         setting = importlib.import_module(f"lab.measure.peers.{peer}").train(task)
     on_gpu, figures = task.device.type == "cuda", task.clock.figures()
     figures["peak"] = torch.cuda.max_memory_allocated(task.device) if on_gpu else None

@@ -1,6 +1,9 @@
 """--mode=peers gives every peer the same weights and batches, one clock, and a row, even if it fails."""
 
+import dataclasses
 import itertools
+import math
+import os
 import sys
 
 import numpy as np
@@ -11,7 +14,7 @@ from conftest import MACHINE, FakeTurns, build, flags, tiny
 import train
 from lab.measure import measurements, modes, turns
 from lab.measure.launch import Processes
-from lab.measure.peers import nanogpt, task
+from lab.measure.peers import nanochat, nanogpt, task
 from lab.measure.peers.task import Task
 from lab.measure.turns import LEAST_TURNS, TURN
 from nanoladder.errors import BadInput
@@ -52,6 +55,51 @@ class Model(nn.Module):
         self.lm_head = nn.Linear(n_embd, vocab_size, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
 """
+
+# A checkout whose modules have nanochat's interface. It records what its model is built from and trained on.
+NANOCHAT = """
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+DTYPE, seen = os.environ["NANOCHAT_DTYPE"], []
+
+@dataclass
+class GPTConfig:
+    sequence_len: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_kv_head: int
+    n_embd: int
+    window_pattern: str
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.logits = nn.Parameter(torch.empty(config.vocab_size))
+
+    def init_weights(self):
+        nn.init.zeros_(self.logits)
+
+    def setup_optimizer(self, **rates):
+        return torch.optim.SGD(self.parameters(), lr=rates["matrix_lr"])
+
+    def forward(self, tokens, targets):
+        seen.append((self.config, tokens, targets))
+        return nn.functional.cross_entropy(self.logits.expand(targets.numel(), -1), targets.flatten(), ignore_index=-1)
+"""
+
+
+@pytest.fixture
+def nanochat_checkout(tmp_path):
+    folder = tmp_path / "chat"
+    (folder / "nanochat").mkdir(parents=True)
+    (folder / "nanochat" / "gpt.py").write_text(NANOCHAT)
+    return folder
 
 
 @pytest.fixture
@@ -145,12 +193,29 @@ def test_nanogpt_trains_on_these_batches_from_these_weights_until_the_clock_ends
 
 
 def test_nanogpt_needs_a_checkout_and_reads_no_documents(given, documents, run_script):
-    without = given(3)
-    without.checkout = None
     with pytest.raises(BadInput, match="needs a checkout: --nanogpt=PATH"):
-        run_script(without)
+        task.measure(tiny(dataset=str(documents)), peer="nanogpt")
     with pytest.raises(BadInput, match="not separate documents"):
         run_script(given(3, dataset=str(documents)))
+
+
+def test_nanochat_trains_its_own_model_of_this_shape_on_these_batches(given, nanochat_checkout, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(torch, "compile", lambda model, dynamic: model)
+    monkeypatch.setitem(os.environ, "NANOCHAT_DTYPE", "")  # restored afterwards
+    task = given(3, best=True)
+    task.checkout = nanochat_checkout
+    assert nanochat.train(task) == "torch.compile, float32, 0.0 M parameters"
+    module, config = sys.modules.pop("nanochat.gpt"), task.naive
+    del sys.modules["nanochat"]
+    shape = (config.context_length, config.vocab_size, config.n_layer, config.n_head, config.n_head, config.n_embd, "L")
+    assert module.DTYPE == "float32" and len(module.seen) == 3
+    for step, (its, inputs, targets) in enumerate(module.seen, 1):
+        assert dataclasses.astuple(its) == shape
+        assert torch.equal(inputs, task.batches[step].inputs) and torch.equal(targets, task.batches[step].targets)
+    losses = task.clock.losses
+    assert losses[0] == pytest.approx(math.log(config.vocab_size)) and losses[2] < losses[1] < losses[0]
 
 
 @pytest.mark.slow
@@ -178,14 +243,14 @@ def test_lightning_has_the_losses_of_this_loop(given):
 
 
 def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_was_not_measured(
-    monkeypatch, dense, tmp_path, checkout
+    monkeypatch, dense, tmp_path, checkout, nanochat_checkout
 ):
-    asked = []
+    asked, path, chat = [], str(checkout), str(nanochat_checkout)
 
     class Processes(FakeTurns):
-        def __init__(self, function, config, peer, best, nanogpt, live):
+        def __init__(self, function, config, peer, best, checkout, live):
             super().__init__()
-            assert function is task.measure and live and nanogpt == str(checkout)
+            assert function is task.measure and live and checkout == {"nanogpt": path, "nanochat": chat}.get(peer)
             self.given = config, peer, best
 
         def figures(self):
@@ -194,7 +259,7 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
             if peer in ("lightning", "huggingface"):
                 reasons = {"lightning": "no such precision", "huggingface": "No module named 'accelerate'"}
                 raise RuntimeError(reasons[peer])
-            seconds = {"ours": 1.0, "nanogpt": 2.0}[peer] + 1.5 * (config.adamw_impl == "forloop")
+            seconds = {"ours": 1.0, "nanogpt": 2.0, "nanochat": 4.0}[peer] + 1.5 * (config.adamw_impl == "forloop")
             figures = {"seconds": seconds, "first_step_seconds": 9.0, "resident_bytes": 3e9, "tokens": 64, "peak": None}
             return figures | {"losses": [5.0, 4.0 + (best and peer != "ours")], "setting": "--x=1"}
 
@@ -202,8 +267,8 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
     found = {measurements.free_memory: 1e12, measurements.machine_facts: MACHINE}
     monkeypatch.setattr(modes, "run_alone", lambda function, _: found[function])
     keys = [word for word in flags(dataset=dense) if not word.startswith("--adamw_impl=")]  # a key goes before a stage
-    modes.main([*keys, "--mode=peers", f"--nanogpt={checkout}", f"--out_dir={tmp_path}"])
-    turn = [("ours", True), ("ours", True), ("nanogpt", False), ("nanogpt", True)]
+    modes.main([*keys, "--mode=peers", f"--nanogpt={path}", f"--nanochat={chat}", f"--out_dir={tmp_path}"])
+    turn = [("ours", True), ("ours", True), ("nanogpt", False), ("nanogpt", True), ("nanochat", True)]
     failing = [(peer, best) for peer in ("huggingface", "lightning") for best in (False, True)]
     assert asked == [*turn, *failing, *turn * (turns.ROUNDS - 1)]
     text = (tmp_path / "table.md").read_text()
@@ -212,6 +277,7 @@ def test_every_peer_is_a_row_beside_naive_and_the_finished_loop_and_says_why_it_
     assert by["as configured"]["against naive"] == "2.50× (2.50–2.50)" and by["naive"]["resident GB"] == "3.00"
     assert by["nanoGPT"]["ms/step"] == "2000" and by["nanoGPT"]["losses against naive"] == "bit-equal"
     assert by["nanoGPT, compiled"]["losses against naive"] == "WRONG by 1"
+    assert by["nanochat, compiled"]["losses against naive"] == "another update"
     assert by["nanoGPT"]["setting"] == "--x=1" and rows["Lightning"][2] == "no such precision"
     assert rows["Hugging Face Trainer"][2] == "No module named 'accelerate'"
 
@@ -224,7 +290,7 @@ def test_a_process_measures_a_peer(dense, checkout):
     config = tiny(dataset=str(dense))
     found = []
     for peer in ("ours", "nanogpt"):
-        with Processes(task.measure, config, live=True, peer=peer, nanogpt=checkout) as processes:
+        with Processes(task.measure, config, live=True, peer=peer, checkout=checkout) as processes:
             processes.answer()
             for _ in range(LEAST_TURNS):
                 processes.ask(TURN)
