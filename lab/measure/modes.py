@@ -159,7 +159,7 @@ def measure_rows(options, config_words):
         if not options.train:
             seconds = 60 * options.minutes - (time.monotonic() - start_time)
             timed = {name: row for name, row in rows.items() if name not in reasons}
-            time_rows(options, runs, mode, timed, machine["threads"], seconds)
+            time_rows(options, runs, mode, timed, machine["threads"], seconds, write_table)
         write_table()
         print(tables.brief(results_of(conditions, runs), mode))
     print(f"\nwritten: {folder}/table.md with all figures, and {RUNS}")
@@ -167,10 +167,10 @@ def measure_rows(options, config_words):
         print(f"as a page, beside the programs: python ladder.py html {folder}/{RUNS}")
 
 
-def time_rows(options, runs, mode, rows, threads, seconds):
+def time_rows(options, runs, mode, rows, threads, seconds, write_table):
     """Lets the rows take turns (turns.py), in about as many seconds, and adds the figures of their processes.
 
-    threads: of this machine.
+    threads: of this machine. write_table(): called after each round.
     """
     if not rows:
         return
@@ -191,6 +191,7 @@ def time_rows(options, runs, mode, rows, threads, seconds):
         for name, figures in round_figures.items():
             measured[name].append(figures)
             runs.add({"mode": mode, "name": name, "what": "time", "round": figures["round"]}, figures)
+        write_table()
 
     def fail(name, reason):
         tqdm.write(f"{name}: {reason}")

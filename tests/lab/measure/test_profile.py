@@ -211,6 +211,19 @@ def test_every_stage_is_measured_in_turns_and_an_interrupted_measurement_goes_on
     assert max(map(len, out.partition("written:")[0].splitlines())) <= tables.WIDTH
 
 
+def test_the_table_of_an_interrupted_measurement_has_the_finished_rounds(measured, tmp_path):
+    def answer(what, config):
+        asked.append(what)
+        if asked.count("time") == 4:  # in the second round of two rows
+            raise KeyboardInterrupt
+        return usual(what, config)
+
+    asked = []
+    with pytest.raises(KeyboardInterrupt):
+        measured(answer, "--stages=naive,flash", "--minutes=0.001")
+    assert rows_in((tmp_path / "table.md").read_text())["flash"]["ms/step"] == "1000"
+
+
 def test_one_slow_process_of_naive_hides_no_gain(measured):
     def answer(what, config):
         if what == "profile":
