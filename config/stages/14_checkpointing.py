@@ -1,5 +1,6 @@
 """A block's activations are dropped, and recomputed in the backward.
 
+Stands on: cuda_graph
 What: `torch.utils.checkpoint`. every:K recomputes every K-th block (every:1 all of them), sqrt recomputes segments
 of √n blocks, and selective everything but the outputs of matrix products and attention.
 Why: a block keeps about 34 bytes per activation in half precision, its input only 2. Compute is traded for memory.

@@ -1,5 +1,6 @@
 """A batch runs as micro-batches, whose gradients add up.
 
+Stands on: checkpointing
 What: forward and backward for one part of the batch at a time, then one update for all of it. The summed loss of
 each part is divided by the number of valid tokens in the whole batch, so that padding and cuts change nothing.
 Why: activations grow with the sequences that run at once, not with the batch of the update.

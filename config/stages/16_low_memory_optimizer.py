@@ -1,5 +1,6 @@
 """AdamW's moments have 8 bits: its state is 2 bytes/parameter, not 8.
 
+Stands on: grad_accumulation
 What: torchao's `AdamW8bit`. A moment is stored in blocks of 256 numbers, each as one of 256 fractions of the largest in
 its block; the update is computed in float32. Tensors of fewer than 4096 numbers are not quantized.
 Why: AdamW's two float32 moments take twice the memory of the weights. Weights, gradients and moments together take

@@ -1,5 +1,6 @@
 """Weights, gradients and optimizer state are divided among processes.
 
+Stands on: ddp
 What: FSDP2, `fully_shard` on every block. full: the weights of a block are gathered before its forward and again
 before its backward, and freed after each. optimizer: weights are gathered once a step, and only gradients and
 optimizer state are sharded (ZeRO). hybrid: full within each node, replicated between nodes.

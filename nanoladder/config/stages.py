@@ -1,8 +1,9 @@
 """The stages of the first ladder and the rungs of the second: their files, order, fields and reasons.
 
-config/stages/NN_name.py is the stage `name`. It stands on the stage of the file before it, unless a line of its
-docstring says `Stands on: NAME`. So the ladder is a tree: a trunk, and branches from its top. config/recipe/ holds the
-rungs in the same way. In this file "stage" means either.
+config/stages/NN_name.py is the stage `name`. The files whose docstrings have no line `Stands on: NAME` are the trunk:
+each stands on the one before it. A file with that line stands on the stage that it names, as a branch. So the next file
+stands on the top of the trunk, whatever branches come before it. config/recipe/ holds the rungs in the same way. In
+this file "stage" means either.
 """
 
 import ast
@@ -74,8 +75,13 @@ def paragraphs(name: str) -> list[list]:
 
 def stage_below(name: str) -> str | None:
     """Name of the stage that a stage stands on; None for the first."""
-    before = dict(itertools.pairwise(reversed(stage_names(ladder_of(name))))).get(name)
-    return next((text for _, label, text in paragraphs(name) if label == "Stands on"), before)
+    before = itertools.takewhile(lambda other: other != name, stage_names(ladder_of(name)))
+    return named_below(name) or next((other for other in reversed([*before]) if not named_below(other)), None)
+
+
+def named_below(name):
+    """Name of the stage that a stage's docstring says it stands on; None for one of the trunk."""
+    return next((text for _, label, text in paragraphs(name) if label == "Stands on"), None)
 
 
 def stage_path(name: str) -> list[str]:
@@ -120,7 +126,8 @@ def reason(name: str) -> str:
 def tree(folder: Path | None = None) -> Iterator[tuple[str, str]]:
     """Yields (lines, name) of a ladder's stages, in order. lines: the branch that leads there; none on the trunk."""
     names = stage_names(folder)
-    above = {name: [other for other in names if stage_below(other) == name] for name in names}
+    below = {name: stage_below(name) for name in names}
+    above = {name: [other for other in names if below[other] == name] for name in names}
 
     def walk(name, lines, ahead):
         yield lines, name

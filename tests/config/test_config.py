@@ -211,7 +211,7 @@ def test_a_micro_batch_of_the_whole_batch_is_none():
 
 def test_help_lists_every_key_with_its_default_under_headings(run_main):
     result = run_main(load_config, "--help")
-    assert result.code == 0 and result.err == "" and max(map(len, result.out.splitlines())) <= 100
+    assert result.code == 0 and result.err == "" and max(map(len, result.out.splitlines())) <= 80
     for key, default in DEFAULTS.items():
         assert re.search(rf"^  {key}={re.escape(str(default))} +\S", result.out, re.MULTILINE), key
     blocks = [block.splitlines() for block in result.out.split("\n\n")[2:]]
@@ -235,6 +235,36 @@ def test_stage_applies_the_ladder_up_to_it(tmp_path, monkeypatch, file):
     assert load_config([preset, str(tmp_path / "00_naive.py"), str(tmp_path / "02_second.py")]).seed == 2
     with pytest.raises(BadInput, match=r"stage=secnd.*'second'"):
         load_config(["--stage=secnd"])
+
+
+def test_a_new_file_stands_on_the_trunk_unless_it_names_another(tmp_path, monkeypatch, file):
+    lines = {
+        "naive": "",
+        "first": "",
+        "aside": "Stands on: naive",
+        "further": "Stands on: aside",
+        "new": "",
+        "newer": "",
+    }
+    for number, (name, line) in enumerate(lines.items()):
+        file(f'"""It is {name}.\n\n{line}\n"""\nseed = {number}', f"{number:02}_{name}.py")
+    monkeypatch.setattr("nanoladder.config.stages.STAGES_DIR", tmp_path)
+    assert {name: stages.stage_below(name) for name in lines} == {
+        "naive": None,
+        "first": "naive",
+        "aside": "naive",
+        "further": "aside",
+        "new": "first",
+        "newer": "new",
+    }
+    assert [branch + name for branch, name in stages.tree()] == [
+        "naive",
+        "├ first",
+        "│ new",
+        "│ newer",
+        "└ aside",
+        "  further",
+    ]
     assert load_config(["--recipe=rotary"]).optimizer == "muon"
     with pytest.raises(BadInput, match=r"recipe=second: no such recipe"):
         load_config(["--recipe=second"])
