@@ -5,7 +5,9 @@ The docstring of a command's function is its --help.
 
 import argparse
 import inspect
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # omitted by python -P
@@ -70,26 +72,32 @@ def command_line():
 def print_list(options):
     """Lists the stages and the rungs: the name of each in its tree, and what it does."""
     first, second = "stages: a cheaper step (--stage=NAME)", "\nrungs: token efficiency (--recipe=NAME)"
+    columns = shutil.get_terminal_size().columns
     for title, ladder in ((first, tree()), (second, tree(RECIPE_DIR))):
         print(title)
-        rows = [(lines + name, reason(name)) for lines, name in ladder]
-        width = max(len(name) for name, _ in rows)
-        for name, text in rows:
-            print(f"{name:<{width}}  {text}")
+        rows = [*ladder]
+        width = max(len(lines + name) for lines, name in rows)
+        for lines, name in rows:
+            first, *more = textwrap.wrap(reason(name), max(20, columns - width - 2))
+            print(f"{lines + name:<{width}}  {first}")
+            for text in more:
+                print(f"{lines.replace('├', '│').replace('└', ' '):<{width}}  {text}")
 
 
 def print_program(options):
     """Prints the training program of a stage or a rung.
 
-    It has the stages from the first up to NAME and no others, and runs from this folder. --stage=NAME
-    (or --recipe=NAME) sets the config in its header and checkpoints:
+    It has the stages from the first up to NAME and no others, and runs from this
+    folder. --stage=NAME (or --recipe=NAME) sets its config:
 
         python ladder.py show amp > amp.py && python amp.py config/x.py --stage=amp
 
-    With --standalone it is one file that imports nothing but torch and numpy (and torchao at
-    low_memory_optimizer), reads a file of tokens and prints the losses, also under torchrun:
+    With --standalone it is one file that imports nothing but torch and numpy (and
+    torchao at low_memory_optimizer). It trains on a dataset's folder, also under
+    torchrun, prints losses, saves the weights and prints a sample:
 
-        python ladder.py show amp --standalone > amp.py && python amp.py TOKENS.bin
+        python ladder.py show amp --standalone > amp.py
+        python amp.py data/python_stdlib
     """
     print(standalone(options.name) if options.standalone else diffs.script(options.name), end="")
 
@@ -97,8 +105,9 @@ def print_program(options):
 def print_diff(options):
     """Prints the lines that a stage or a rung changes in the program.
 
-    They are compared with the program of the stage that NAME stands on; of A and B, with that of A.
-    Then come the definitions in nanoladder/ and operators/ that the changed lines newly call.
+    They are compared with the program of the stage that NAME stands on; of A and B,
+    with that of A. Then come the definitions in nanoladder/ and operators/ that the
+    changed lines newly call.
     """
     a, b = (options.name, options.other) if options.other else (stage_below(options.name), options.name)
     if not a:
@@ -116,15 +125,16 @@ def print_diff(options):
 
 def print_records(options):
     """Prints the entries of the race that anyone can enter, which records/README.md explains."""
-    print(records.table())
+    print(records.on_terminal())
 
 
 def check_entry(options):
     """Checks an entry of the race. Runs its config files and patch, with your rights: read them first.
 
-    It checks the rules, then whether the entry holds, against the record before it and the naive loop,
-    on seeds derived from its digest, and writes MACHINE.jsonl to its folder. The same command
-    continues. Exit code: 0 if it holds, 1 if not, 2 if it breaks a rule.
+    It checks the rules, then whether the entry holds, against the record before it
+    and the naive loop, on seeds derived from its digest, and writes MACHINE.jsonl to
+    its folder. The same command continues. Exit code: 0 if it holds, 1 if not, 2 if
+    it breaks a rule.
     """
     sys.exit(referee.check(options))
 
@@ -132,9 +142,9 @@ def check_entry(options):
 def write_docs(options):
     """Writes the pages generated from code and results.
 
-    They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the tables of README.md,
-    docs/results.md and records/README.md. Run it after a change of train.py, model.py, stages, rungs, results or
-    records.
+    They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the
+    tables of README.md, docs/results.md and records/README.md. Run it after a change
+    of train.py, model.py, stages, rungs, results or records.
     """
     files.write(markdown.PAGE, markdown.page())
     files.write(markdown.RESULTS, markdown.results())
@@ -147,8 +157,9 @@ def write_docs(options):
 def write_html(options):
     """Writes the ladder as a page to climb in a browser.
 
-    With files of your own results, such as results/MACHINE/CONFIG/runs.jsonl, it shows your figures as
-    well, and goes to ladder.html beside the first of them unless --output names another file.
+    With files of your own results, such as results/MACHINE/CONFIG/runs.jsonl, it
+    shows your figures as well, and goes to ladder.html beside the first of them
+    unless --output names another file.
     """
     beside = options.results[0].with_name("ladder.html") if options.results else HTML
     path = options.output or beside

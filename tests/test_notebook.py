@@ -34,9 +34,9 @@ def test_the_quickstart_runs_to_its_end(tmp_path, monkeypatch):
     text = {name: "".join(output.get("text", "") for output in found.outputs) for name, found in cells.items()}
     assert "installed: nothing" in text["packages"] and "CPU" in text["sizes"]
     assert "vocabulary of 4,096" in text["data"]
-    assert "parameters" in text["training"] and "bits/byte" in text["training"]
+    assert "parameters" in text["training"] and "bpb" in text["training"]
     assert text["sample"].startswith("def __init__(self")
     assert "+" in text["diff"] and "autocast" in text["diff"]
-    assert "| fused_adamw" in text["profile"] and "Fastest: " in text["profile"]
+    assert "fused_adamw" in text["profile"] and "Fastest: " in text["profile"]
     (picture,), (table,) = cells["loss"].outputs, cells["table"].outputs
     assert len(base64.b64decode(picture.data["image/png"])) > 5000 and "| fused_adamw" in table.data["text/markdown"]

@@ -1,8 +1,7 @@
 """Our definitions that a program calls, folded as the program is: beside its diff, or linked into one file.
 
 A linked program (`ladder.py show NAME --standalone`) imports nothing but torch and numpy: it contains all definitions
-that it calls. standalone_loop.py takes the place of the housekeeping, and all keys but its own have
-their defaults.
+that it calls. standalone_loop.py takes the place of the housekeeping, and all keys but its own have their defaults.
 """
 
 import ast
@@ -20,16 +19,19 @@ from nanoladder.config.stages import fields_up_to, ladder_of, stage_files, stage
 FOLDER = Path(__file__).parents[2]
 OPTIONS = ("optimizer_in_backward",)  # shown programs use their defaults
 LOOP, BATCHES = Path("lab/programs/standalone_loop.py"), Path("nanoladder/data/batches.py")
-REPLACED = tuple(((BATCHES, name), (LOOP, name)) for name in ("TrainingBatches", "WORKERS"))
+REPLACED = tuple(((BATCHES, name), (LOOP, name)) for name in ("TrainingBatches", "ValidationBatches", "WORKERS"))
 OURS = ("operators", "nanoladder", "model", "train")
 TITLE = '''\
-"""A GPT and the loop that trains it, in one file: python PROGRAM.py TOKENS.bin [--n_layer=4 --max_steps=100 ...]
+"""A GPT and the loop that trains it, in one file: python PROGRAM.py FOLDER [--n_layer=4 --max_steps=100 ...]
 
-TOKENS.bin holds token ids, as data/*/prepare.py and nanoGPT write them: uint16, or uint32 if --vocab_size is beyond
-65,536. Prints the loss of each step.
+FOLDER holds train.bin and val.bin, token ids as data/*/prepare.py or nanoGPT writes them. The file prints losses,
+{ending}
+Left out, and in train.py: resuming, checkpoints during training, metrics and curves, checks of the data and the keys.
 """
 
 '''
+WHOLE = "saves the weights to model.pt, and prints a sample."
+DIVIDED = "but saves no weights and prints no sample: no process could do so alone."
 
 
 def values(name):
@@ -73,11 +75,12 @@ def standalone(name: str) -> str:
     known = {key: repr(value) for key, value in DEFAULTS.items()} | values(name) | {"standalone": "True"}
     known = {key: value for key, value in known.items() if key not in keys}
     known["padded_vocab_size"] = f"vocab_size + -vocab_size % {known['pad_vocab_to']}"
-    if known["shard"] == "'none'" and all(known[key] == "1" for key in CUTS):
+    whole = known["shard"] == "'none'" and all(known[key] == "1" for key in CUTS)  # the model, in each process
+    if whole:
         known["mesh"] = "'data'"
     program = prune(collect(known))
     program = program.replace("nanoladder::", "standalone::")  # its operators, beside those of an installed nanoladder
-    return TITLE + re.sub(r"\n{4,}", "\n\n\n", program)
+    return TITLE.format(ending=WHOLE if whole else DIVIDED) + re.sub(r"\n{4,}", "\n\n\n", program)
 
 
 def collect(known):

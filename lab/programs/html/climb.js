@@ -173,7 +173,7 @@ function show() {
   find("against").options[0].textContent = path[1] === undefined ? "no stage below" : `${stages[path[1]].name}, below`;
   find("against").value = view.base === null ? "" : stages[view.base].name;
   const several = path.includes(numbers.get("ddp"));
-  find("command").textContent = `${several ? "torchrun --nproc_per_node=2" : "python"} ${stages[stage].name}.py train.bin`;
+  find("command").textContent = `${several ? "torchrun --nproc_per_node=2" : "python"} ${stages[stage].name}.py data/python_stdlib`;
   find("status").textContent = `${stages[stage].name}, ${stage + 1} of ${stages.length}: ${draw()}`;
   center(links[stage]);
 }

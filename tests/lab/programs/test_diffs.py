@@ -3,7 +3,6 @@
 import ast
 import functools
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -116,20 +115,31 @@ def compare(ours, shown, naive):
         assert row == pytest.approx(expected, rel=0.04)  # of the gradient's norm; the loss is closer
 
 
-def losses(text):
-    return [float(line.partition("loss ")[2]) for line in text.splitlines() if line.startswith("step ")]
+def printed(result):
+    """Returns the training and the validation losses that a standalone program has printed."""
+    assert result.returncode == 0, result.stderr
+    found = re.findall(r"^step \d+: (validation )?loss (\S+)$", result.stdout, re.MULTILINE)
+    return [[float(loss) for kind, loss in found if bool(kind) == evaluated] for evaluated in (False, True)]
+
+
+def logged(words):
+    """Returns the training and the validation losses of a run of train.py."""
+    found = rows(load_config(words))
+    return [[row[key] for row in found if key in row] for key in ("train_loss", "val_loss")]
 
 
 TRACED = "import torch\ntorch.compiler.set_stance(force_backend='aot_eager').__enter__()\n"  # as the others compile
 
 
 def take_along(stage, folder, dense, **keys):
-    """Writes the standalone program of a stage into a folder. Returns its path, and its command line."""
+    """Writes the standalone program of a stage, which prints all digits, into a folder.
+
+    Returns its path, and its command line.
+    """
     path = folder / f"{stage}_alone.py"
-    path.write_text(TRACED + standalone(stage), encoding="utf-8")
-    vocab_size = json.loads((dense / "meta.json").read_text())["vocab_size"]
-    own = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "max_steps", "warmup_steps", "learning_rate")
-    return path, [dense / "train.bin", f"--vocab_size={vocab_size}", *(f"--{key}={(TINY | keys)[key]}" for key in own)]
+    path.write_text(TRACED + standalone(stage).replace("loss:.4f}", "loss:.17g}"), encoding="utf-8")
+    own = {"eval_interval": 2, "output": folder / f"{stage}.pt"} | TINY | keys
+    return path, [dense, *(f"--{key}={value}" for key, value in own.items() if key not in ("device", "deterministic"))]
 
 
 SMALLER = {"n_layer": 1, "eval_interval": 0}  # one block and no evaluation, so that less is traced
@@ -148,8 +158,11 @@ def test_all_programs_of_a_stage_train_identically_and_like_naive(stage, dense, 
     compare(*commands, naive(**keys))
     path, words = take_along(stage, tmp_path, dense, **keys)
     result = python(path, *words, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
-    assert result.returncode == 0, result.stderr
-    assert losses(result.stdout) == [row["train_loss"] for row in figures(commands[0])]
+    assert printed(result) == logged(commands[0])
+    assert "a sample, from the first tokens of val.bin:\n\nthe cat " in result.stdout
+    weights = torch.load(tmp_path / f"{stage}.pt")
+    for name, weight in saved(load_config(commands[0]))["model"].items():
+        assert torch.equal(weights[name][: len(weight)], weight), name  # without the vocabulary's padding
 
 
 def test_the_diff_of_muon_shows_its_code():
@@ -167,8 +180,7 @@ def test_the_program_of_a_rung_runs_alone(dense, tmp_path, rung):
     train.main(words)
     path, own = take_along(rung, tmp_path, dense)
     result = python(path, *own, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
-    assert result.returncode == 0, result.stderr
-    assert losses(result.stdout) == [row["train_loss"] for row in figures(words)]
+    assert printed(result) == logged(words)
 
 
 @pytest.mark.slow
@@ -187,8 +199,8 @@ def test_in_two_processes_all_programs_train_identically_and_like_naive(dense, n
         compare(ours, shown, naive(**keys[stage]))
         path, words = take_along(stage, tmp_path, dense, **keys[stage])
         result = script(path, *words, n=2, folder=tmp_path / stage)
-        assert result.returncode == 0, result.stderr
-        assert losses(result.stdout) == [row["train_loss"] for row in figures(ours)]
+        assert printed(result) == logged(ours)
+        assert (tmp_path / f"{stage}.pt").exists() == ("a sample" in result.stdout) == (stage == "ddp")
 
 
 @pytest.mark.slow
@@ -206,19 +218,43 @@ def test_a_standalone_program_imports_nothing_of_ours_and_is_no_longer_than_nece
     assert subprocess.run(ruff, text=True, capture_output=True).stdout == "All checks passed!\n"
 
 
-def test_a_standalone_program_without_its_tokens_says_what_it_expects(refused, tmp_path):
-    (tmp_path / "alone.py").write_text(standalone("naive"), encoding="utf-8")
-    program = load(tmp_path / "alone.py")
-    for words, named in ([], "''"), (["missing.bin"], "'missing.bin'"), ([tmp_path], f"'{tmp_path}'"):
-        line = refused(program.main, *words)
-        assert line.startswith(f"error: no file {named}; expected a file of token ids"), line
-        assert line.endswith(f"python {sys.argv[0]} TOKENS.bin\n")
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The standalone program of naive, as a module."""
+    path = tmp_path_factory.mktemp("alone") / "alone.py"
+    path.write_text(standalone("naive"), encoding="utf-8")
+    return load(path)
+
+
+def test_a_standalone_program_refuses_wrong_input_in_one_line(alone, refused, dense):
+    for words, message in [
+        ([], "the following arguments are required: folder"),
+        (["missing"], "no train.bin in 'missing'; expected a folder as data/*/prepare.py or nanoGPT writes it"),
+        ([__file__], f"no train.bin in '{__file__}'; expected a folder"),
+        ([dense, "--n_layers=3"], "unrecognized arguments: --n_layers=3"),
+        ([dense, "--n_layer=x"], "argument --n_layer: invalid int value: 'x'"),
+        ([dense, "--n_layer=0"], "n_layer=0: expected at least 1"),
+        ([dense, "--vocab_size=9"], "vocab_size=9: expected at least the folder's, 17"),
+        ([dense, "--n_head=3"], "n_embd=256 does not divide among n_head=3 heads"),
+        ([dense, "--context_length=9999"], "context_length=9999: val.bin has 352 tokens"),
+    ]:
+        assert refused(alone.main, *words).startswith(f"error: {message}")
+
+
+def test_a_standalone_program_takes_a_folder_of_nanogpt_s(alone, run_main, tmp_path):
+    """Without meta.json it is of GPT-2's tokens, and without a tokenizer the sample is of ids."""
+    for name in ("train.bin", "val.bin"):
+        np.full(100, 50_256, dtype=np.uint16).tofile(tmp_path / name)
+    sizes = ["--n_layer=1", "--n_head=1", "--n_embd=4", "--context_length=4", "--batch_size=2", "--max_steps=1"]
+    result = run_main(alone.main, tmp_path, *sizes, f"--output={tmp_path}/model.pt")
+    assert result.code == 0 and "step 1: validation loss 10.8" in result.out
+    assert result.out.splitlines()[-1].startswith("[50256, 50256, ")
+    assert len(torch.load(tmp_path / "model.pt")["head.weight"]) == 50_257
 
 
 @pytest.mark.parametrize("vocab_size, dtype", [(65_536, "uint16"), (65_537, "uint32")])
-def test_a_standalone_program_reads_ids_in_the_dtype_of_its_vocabulary(vocab_size, dtype, tmp_path):
-    (tmp_path / "alone.py").write_text(standalone("naive"), encoding="utf-8")
-    program, ids = load(tmp_path / "alone.py"), np.arange(vocab_size - 100, vocab_size)
+def test_a_standalone_program_reads_ids_in_the_dtype_of_its_vocabulary(vocab_size, dtype, alone, tmp_path):
+    program, ids = alone, np.arange(vocab_size - 100, vocab_size)
     ids.astype(dtype).tofile(tmp_path / "train.bin")
     config = program.Config(vocab_size=vocab_size, context_length=16, batch_size=8)
     inputs, targets = program.TrainingBatches(tmp_path / "train.bin", config)[1]
@@ -323,9 +359,11 @@ def test_every_command_says_what_it_does(run_main, command):
     assert done.out.split("\n\n")[1].endswith(".") and f"\n    {command}  " in run_main(ladder.main, "--help").out
 
 
-def test_the_list_has_both_ladders_within_100_columns(run_main):
-    lines = run_main(ladder.main).out.splitlines()
-    assert lines == run_main(ladder.main, "list").out.splitlines() and max(map(len, lines)) <= 100
-    said = {line.strip("├└│ ").partition(" ")[0]: line for line in lines}
-    for stage in BOTH:
-        assert said[stage].endswith(f"  {reason(stage)}") and len(reason(stage)) <= 70
+def test_the_list_has_both_ladders_within_the_columns_of_the_terminal(run_main, monkeypatch):
+    for columns in (80, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        out = run_main(ladder.main).out
+        assert out == run_main(ladder.main, "list").out and max(map(len, out.splitlines())) <= columns
+        said = " ".join(re.sub("[├└│]", "", out).split())
+        assert all(f" {stage} {reason(stage)}" in said and len(reason(stage)) <= 70 for stage in BOTH)
+    assert len(out.splitlines()) == len(BOTH) + 3
