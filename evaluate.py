@@ -122,7 +122,8 @@ def describe(options, source, state, model, device):
     dtype = str(machine.choose_dtype(options.dtype, device)).removeprefix("torch.")
     step = state["progress"]["step"] if "progress" in state else None
     T = model.config.context_length
-    print(f"model    {source}{f', step {step}' if step else ''}: {model.n_params:,} parameters, context_length {T}")
+    print(f"model    {source}{f', step {step}' if step else ''}")
+    print(f"size     {model.n_params:,} parameters, context_length {T}")
     print(f"device   {device}, {dtype}{weights}, {n_processes} {'process' if n_processes == 1 else 'processes'}")
     return {
         "model": {"source": source, "step": step, "parameters": model.n_params, "context_length": T},

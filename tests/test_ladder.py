@@ -143,12 +143,15 @@ def test_a_stage_changes_one_field_that_naive_turns_off(stage):
     assert field in stages.fields("naive")
 
 
-def test_the_list_draws_every_stage_on_its_branch(capsys):
+def test_the_list_draws_every_stage_on_its_branch(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # so that reasons continue on further lines
     ladder.main([])
     first, second = capsys.readouterr().out.split("\n\n")
-    lines = [line[: line.index("  ", 4)].rstrip() for line in first.splitlines()[1:]]
+    assert max(map(len, [*first.splitlines(), *second.splitlines()])) <= 80
+    lines, rungs = ([line[:22].rstrip() for line in text.splitlines()[1:]] for text in (first, second))
+    lines = [line for line in lines if line.lstrip("│ ")]  # without those that continue a reason
     assert [line.lstrip("├│└ ") for line in lines] == STAGES
-    assert [line.lstrip("├└ ").split()[0] for line in second.splitlines()[1:]] == stage_names(RECIPE_DIR)
+    assert [line.lstrip("├└ ").split()[0] for line in rungs if line[:17].lstrip("│ ")] == stage_names(RECIPE_DIR)
     assert {"cuda_graph", "├ checkpointing", "│ grad_accumulation", "│ low_memory_optimizer"} <= set(lines)
 
 

@@ -180,8 +180,8 @@ def test_throughput_counts_every_sequence(config, monkeypatch, capsys):
     done = run(config, batch_size=4, micro_batch_size=2, max_steps=6, log_interval=3)
     assert [row["tokens_per_s"] for row in rows(done)] == [2 * 64 / 2.0, 3 * 64 / 2.0]  # without the first step
     out = capsys.readouterr().out
-    assert re.findall(r"min left (.*)", out) == ["0.1", "0.0"]  # three steps of a second
-    assert "64 tokens = 4 sequences × 16, 2 at a time" in out
+    assert re.findall(r"(\S+) min left", out) == ["0.1"]  # three steps of a second, and none at the end
+    assert "6 steps of 4 × 16 tokens, 2 at a time, " in out
     flops = flops_per_token(initial_model(config).config) * 64 * 6
     assert float(re.search(r"([\d.e+-]+) FLOP", out)[1]) == pytest.approx(flops, rel=0.01)
 

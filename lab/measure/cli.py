@@ -197,12 +197,12 @@ def split(argv):
 
 def parser_of(mode, **settings):
     """Makes the parser of all options, whose help shows those of one mode."""
-    lines = [f"\n{'':14}".join(textwrap.wrap(mode.meaning, 86)) for mode in MODES.values()]
+    lines = [f"\n{'':14}".join(textwrap.wrap(mode.meaning, 66)) for mode in MODES.values()]
     head = "Measures on this machine the speed, memory and loss of each stage of the ladder.\n\nmodes:"
     parser = Parser(
-        usage=f"python profile.py config/x.py [more.py ...] [--mode={mode}] [options] [--key=value ...]",
+        usage=f"python profile.py config/x.py [--mode={mode}] [options] [--key=value]",
         description="\n".join([head, *(f"  {name:<12}{line}" for name, line in zip(MODES, lines, strict=True))]),
-        epilog="`--mode=MODE --help` lists the options of a mode, `python train.py --help` the keys of the config.",
+        epilog="--mode=MODE --help: the options of a mode; python train.py --help: all keys",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         **settings,

@@ -225,7 +225,7 @@ def table(metric, names, figures, change):
         "change": middle,
         f"{LEVEL:.0%} interval": f"{low} to {high}" if change.low < change.high else "counted",
     }
-    return tables.texts({metric.heading: row})
+    return tables.texts({metric.heading: row}, tables.plain)
 
 
 def require_comparable(measured, seed):

@@ -1,6 +1,5 @@
-"""Renders results as Markdown: a table of the rows of a mode, and of where the time and memory of a step go."""
+"""Renders results as Markdown and for a terminal: the rows of a mode, and where the time and memory of a step go."""
 
-import itertools
 import math
 import statistics
 import textwrap
@@ -11,7 +10,7 @@ from lab.measure.machine import machine_in_words
 from lab.measure.stats import LEVEL, times
 from lab.measure.summary import row_below, summarize
 
-WIDTH = 100  # characters of a line on a terminal
+WIDTH = 80  # characters of a line on a terminal
 SAME = 0.01  # nats: a loss that differs more from naive's is that of another model
 PER_PROCESS = ("scaling", "scaling-shard")  # modes in which every process has a batch of its own
 INTERVALS = f"In brackets: simultaneous {LEVEL:.0%} intervals. ≈ 1: no measurable change."
@@ -97,7 +96,7 @@ def on_terminal(sentence, columns, rows):
     notes = {}
     for row in rows:
         notes.setdefault(row["note"], []).append(row["name"])
-    table = markdown(columns, [row for row in rows if not row["note"]], WIDTH) if None in notes else ""
+    table = plain(columns, [row for row in rows if not row["note"]]) if None in notes else ""
     reasons = "\n".join(wrapped(f"{', '.join(names)}: {note}") for note, names in notes.items() if note)
     return "\n\n".join(filter(None, [wrapped(sentence), table, reasons]))
 
@@ -266,31 +265,47 @@ def memory_columns():
     }
 
 
-def texts(rows: dict[str, dict[str, str]]) -> str:
-    """The Markdown table of {row: {heading: text}}."""
-    columns = {heading: itemgetter(heading) for heading in next(iter(rows.values()))}
-    return markdown(columns, [row | {"name": name, "note": None} for name, row in rows.items()])
+def body_of(columns, rows):
+    """Lists the lines of a table, each a list of texts: the headings, then the rows, each after its name.
 
-
-def markdown(columns: dict[str, Callable], rows: list[dict], width: float = math.inf) -> str:
-    """A Markdown table whose source reads well too. A cell whose figure was not measured is empty; empty columns go.
-
-    width: of its lines, in characters; columns from the first that does not fit are left out.
+    A cell whose figure was not measured is empty; empty columns go.
     """
-    lines = {row["name"]: {heading: cell(text, row) for heading, text in columns.items()} for row in rows}
-    kept = [heading for heading in columns if any(line[heading] for line in lines.values())] or list(columns)[:1]
-    body = [["", *kept]]
-    for row in rows:
-        cells = [lines[row["name"]][heading] for heading in kept]
-        if row["note"]:
-            cells[0] = row["note"].replace("|", "/")
-        body.append([row["name"], *cells])
-    notes = {row["note"] for row in rows}
+    texts = {heading: [cell(text, row) for row in rows] for heading, text in columns.items()}
+    kept = [heading for heading in texts if any(texts[heading])] or list(texts)[:1]
+    return [["", *kept], *([row["name"], *(texts[heading][i] for heading in kept)] for i, row in enumerate(rows))]
+
+
+def markdown(columns: dict[str, Callable], rows: list[dict]) -> str:
+    """A Markdown table whose source reads well too. The note of a row takes the place of its first figure."""
+    body, notes = body_of(columns, rows), {row["note"] for row in rows}
+    for line, row in zip(body[1:], rows, strict=True):
+        line[1] = row["note"].replace("|", "/") if row["note"] else line[1]
     widths = [max(3, *(len(line[i]) for line in body if line[i] not in notes)) for i in range(len(body[0]))]
-    ends = itertools.accumulate((3 + each for each in widths), initial=1)  # "| " and " " around each
-    widths = [each for each, end in zip(widths, list(ends)[1:], strict=True) if end <= width]
     body.insert(1, ["-" * each for each in widths])
     return "\n".join(f"| {' | '.join(map(str.ljust, line, widths))} |" for line in body)
+
+
+def plain(columns: dict[str, Callable], rows: list[dict]) -> str:
+    """A table for a terminal. Columns from the first that does not fit into WIDTH are left out.
+
+    A heading takes as many lines as keep its column as narrow as the texts.
+    """
+    kept, end = [], -2
+    for heading, *texts in zip(*body_of(columns, rows), strict=True):
+        width = max(map(len, [*texts, *heading.split()]))
+        if (end := end + 2 + width) > WIDTH:
+            break
+        kept.append((width, textwrap.wrap(heading, width), texts))
+    height = max(len(heading) for _, heading, _ in kept)
+    lists = [[*[""] * (height - len(heading)), *heading, *texts] for _, heading, texts in kept]
+    widths = [width for width, *_ in kept]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*lists, strict=True))
+
+
+def texts(rows: dict[str, dict[str, str]], table: Callable = markdown) -> str:
+    """The table, by markdown or plain, of {row: {heading: text}}."""
+    columns = {heading: itemgetter(heading) for heading in next(iter(rows.values()))}
+    return table(columns, [row | {"name": name, "note": None} for name, row in rows.items()])
 
 
 def cell(text: Callable, row: dict) -> str:

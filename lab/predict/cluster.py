@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple, get_args
 
 from lab.measure.cli import at_least, positive
-from lab.measure.tables import texts
+from lab.measure.tables import plain, texts
 from nanoladder.arithmetic import (
     CUTS,
     STAGES,
@@ -266,7 +266,11 @@ def main(argv):
             f"--gpus={options.gpus}: no layout of batch_size={config.batch_size} fits {options.memory_gb:g} GB; "
             "expected more memory, more GPUs or, if they outnumber the sequences, a larger batch"
         )
-    print(texts({str(i): row(*pair, options.gpus, sizes.flops) for i, pair in enumerate(plans[:10], 1)}))
+    rows = {str(i): row(*pair, options.gpus, sizes.flops) for i, pair in enumerate(plans[:10], 1)}
+    for number, each in rows.items():
+        print(f"{number:>2}  {each.pop('layout')}")
+    headings = next(iter(rows.values()))
+    print("\n" + texts({heading: {i: each[heading] for i, each in rows.items()} for heading in headings}, plain))
     print(f"\nOf layouts within {CLOSE - 1:.0%} of the fastest, the simplest comes first.")
 
 

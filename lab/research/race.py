@@ -68,10 +68,12 @@ def race(options: Namespace, words: list[str]) -> None:
         runs.put(COUNTED, {name: {"loss": each, "bpb": each * dataset.bits_per_nat} for name, each in counted})
         list(runs.take(lambda: wanted, lambda row: runners[row["name"]](row["seed"])))
         results = conditions | {"runs": with_seeds(runs), "counted": runs.figures(COUNTED)}
-    text = report(results, commands)
-    write(folder, {"race.md": text})
+    rows = table(results, commands)
+    write(folder, {"race.md": report(results, rows, next(iter(commands)))})
     draw(results, folder / "race.png")
-    print(f"{text}\n\nwritten: {folder}/race.md, race.png and {RUNS}")
+    for name, row in rows.items():
+        print(f"{name}\n" + "\n".join(tables.wrapped(f"  {heading}: {text}") for heading, text in row.items()))
+    print(f"\nwritten: {folder}/race.md, race.png and {RUNS}")
 
 
 def beside_naive(options, words, config):
@@ -134,8 +136,8 @@ def units(runs):
     return *time, *(("loss", "nats/token") if runs[0]["name"] == "nanoGPT" else ("bpb", "bits/byte"))
 
 
-def report(results, commands):
-    """Returns the table of the runs. The others are compared with the first command."""
+def table(results, commands):
+    """Returns the table of the runs, {name: {heading: text}}. The others are compared with the first command."""
     runs, rows, (first, *others) = results["runs"], {}, commands
     unit, time, key, loss = units(runs)
     first_loss = stats.by_seed(runs, first, key)
@@ -151,6 +153,12 @@ def report(results, commands):
             f"{loss} at the end": ", ".join(f"{each:.4f}" for each in losses.values()),
             f"{first}'s loss": f"missed with seed {', '.join(missed)}" if missed else "reached by every seed",
         }
+    return rows
+
+
+def report(results, rows, first):
+    """Returns race.md."""
+    *_, key, loss = units(results["runs"])
     machine, how = machine_in_words(results["machine"]), HOW_TO_READ.format(first=first)
     if counted := ", ".join(f"{name} {each[key]:.4f}" for name, each in results.get("counted", {}).items()):
         how += f" Counted in the training data, on the same windows (docs/evaluation.md): {counted} {loss}."

@@ -54,7 +54,7 @@ def report(protocol, runs, words, on, parameters):
     write(folder, {"recipe.json": json.dumps(results, indent=1), "recipe.md": "\n\n".join(text)})
     if protocol.curve:
         draw(protocol.curve, rows, folder / "recipe.png")
-    print(tables.markdown(COLUMNS, rows, tables.WIDTH))
+    print(tables.on_terminal(in_words(protocol.curve), COLUMNS, rows))
     print(f"\nwritten: {folder}/recipe.md with all columns, recipe.json, recipe.png and {RUNS}")
 
 

@@ -189,6 +189,14 @@ def measured() -> dict:
     return machines
 
 
+def seconds() -> dict[str, float]:
+    """{name of an entry: median seconds of its runs, on any machine}."""
+    times = {}
+    for run in [run for entry in entries() for results in entry.races() for run in results["runs"]]:
+        times.setdefault(run["name"], []).append(run["seconds"])
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
 def figures(entry: Entry, results: dict) -> dict[str, str]:
     """The texts of an entry's row on one machine."""
     runs, (naive, _, name), logs = results["runs"], ends(results), log_speedups(results)
@@ -207,19 +215,31 @@ def figures(entry: Entry, results: dict) -> dict[str, str]:
     }
 
 
-def table() -> str:
-    """Lists the entries, then a table of results for each machine.
-
-    Results that are of other files are named in the list and have no row.
-    """
-    news = []
+def news() -> dict:
+    """{Entry: what it is, by whom, and when}. Results that are of other files are named there, and have no row."""
+    texts = {}
     for entry in entries():
-        news.append(f"- [{entry.name}]({entry.name}/README.md): {entry.title} ({entry.by}, {entry.date})")
+        texts[entry] = f"{entry.title} ({entry.by}, {entry.date})"
         for name in [name for name, results in entry.results().items() if not is_current(entry, results)]:
-            news[-1] += f"; its {name} is not of these files: no row, remove it and check again"
-    parts = ["\n".join(news)]
+            texts[entry] += f"; its {name} is not of these files: no row, remove it and check again"
+    return texts
+
+
+def table() -> str:
+    """Lists the entries, then a table of results for each machine, in Markdown."""
+    parts = ["\n".join(f"- [{entry.name}]({entry.name}/README.md): {text}" for entry, text in news().items())]
     for machine, runs in measured().items():
         parts.append(f"{machine}:\n\n{tables.texts({entry.name: figures(entry, runs[entry]) for entry in runs})}")
+    return "\n\n".join(parts)
+
+
+def on_terminal() -> str:
+    """What table() has, for a terminal; each verdict below its table."""
+    parts = ["\n".join(tables.wrapped(f"{entry.name}: {text}") for entry, text in news().items())]
+    for machine, runs in measured().items():
+        rows = {entry.name: figures(entry, results) for entry, results in runs.items()}
+        verdicts = "\n".join(tables.wrapped(f"{name}: {row.pop('verdict')}") for name, row in rows.items())
+        parts.append(f"{machine}\n\n{tables.texts(rows, tables.plain)}\n\n{verdicts}")
     return "\n\n".join(parts)
 
 

@@ -62,6 +62,7 @@ def check(options: Namespace) -> int:
     entry = records.read_entry(options.entry)
     record, naive = records.before(entry), records.entries()[0]
     contestants = {each.name: each for each in ([] if options.quick else [naive]) + [record, entry]}
+    print(tables.wrapped(plan(contestants, FEW if options.quick else options.seeds)), flush=True)
     task = load_config([str(path) for path in naive.configs])
     machine, data = run_alone(machine_facts, task), open_dataset(task)
     seeds = entry.seeds(FEW if options.quick else options.seeds)
@@ -86,8 +87,23 @@ def check(options: Namespace) -> int:
         print(f"{entry.name} keeps the rules, as far as a machine can see. {records.compared(results, record, entry)}")
         return 0
     text, holds = records.verdict(results)
-    print(f"{tables.texts({entry.name: records.figures(entry, results)})}\n\n{entry.name} {text}")
+    print(f"{tables.texts({entry.name: records.figures(entry, results)}, tables.plain)}\n\n{entry.name} {text}")
     return int(not holds)
+
+
+def plan(contestants, n_seeds):
+    """Says what a check will do, and how long it takes if the entry is as fast as the record. contestants: by name."""
+    *others, name = contestants
+    times, long = records.seconds(), ""
+    times.setdefault(name, times.get(others[-1]))
+    if all(times.get(each) for each in contestants):
+        minutes = (n_seeds * sum(times[each] for each in contestants) + times[name]) / 60
+        long = f", about {minutes:.0f} minutes" if minutes < 100 else f", about {minutes / 60:.1f} hours"
+    return (
+        f"{name}: the rules, within minutes; then {n_seeds * len(contestants) + 1} runs on {n_seeds} seeds, beside "
+        f"{' and '.join(reversed(others))}{long} by the runs in records/. It can be interrupted; the same command "
+        "continues."
+    )
 
 
 # -- copies

@@ -1,6 +1,7 @@
 """Loading: keys are set by config files, then by the stages of the ladders, then by the command line."""
 
 import inspect
+import textwrap
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,19 +13,20 @@ from nanoladder.config.keys import DEFAULTS, HEADINGS, MEANINGS, TYPES
 from nanoladder.config.stages import LADDERS, PRESETS
 from nanoladder.errors import BadInput, nearest
 
-USAGE = "usage: python train.py [config/x.py ...] [--stage=NAME] [--recipe=NAME] [--key=value ...]"
+USAGE = "usage: python train.py [config/x.py ...] [--stage=NAME] [--key=value ...]"
 COMMANDS = """
-  python train.py config/quickstart.py                           trains a small model, within minutes
-  python train.py --out_dir=out/quickstart --init_from=resume    continues that run
-  python train.py --help                                         lists every key"""
+  python train.py config/quickstart.py                         trains in minutes
+  python train.py --out_dir=out/quickstart --init_from=resume  continues that run
+  python train.py --help                                       lists every key"""
 EXPLAINED = """
-  --stage=NAME                  the stages of config/stages/ up to NAME (`python ladder.py`)
-  --recipe=NAME                 the rungs of config/recipe/ up to NAME
+  --stage=NAME                  stages of config/stages/ up to NAME
+  --recipe=NAME                 rungs of config/recipe/ up to NAME
+                                `python ladder.py` lists both.
 
-Config files are Python and run with your rights: read one from elsewhere first. They are applied
-from left to right, then stages and rungs, then the keys:
+Config files are Python and run with your rights: read one from elsewhere first.
+They are applied from left to right, then stages and rungs, then the keys:
   python train.py config/quickstart.py --max_steps=100 --device=cpu
-Without config files, a resumed run continues as it was configured; keys change it:
+Without them a resumed run continues as it was configured; keys change that:
   python train.py --out_dir=out/quickstart --init_from=resume --max_steps=2000"""
 
 
@@ -144,7 +146,9 @@ def help_text() -> str:
     for key, default in DEFAULTS.items():
         if key in HEADINGS:
             lines += ["", HEADINGS[key]]
-        lines.append(f"  {f'{key}={default}':<30}{MEANINGS[key]}")
-        if get_origin(TYPES[key]) is Literal:
-            lines.append(" " * 32 + " | ".join(get_args(TYPES[key])))
+        choices = [" | ".join(get_args(TYPES[key]))] if get_origin(TYPES[key]) is Literal else []
+        start, indent = f"  {f'{key}={default}':<30}", " " * 32
+        for text in (MEANINGS[key], *choices):
+            lines.append(textwrap.fill(text, 80, initial_indent=start, subsequent_indent=indent))
+            start = indent
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from nanoladder.private import clear_workspaces
 def capture_obstacle(config: Config, device: torch.device) -> str:
     """Returns the reason why a CUDA graph cannot capture a step's forward and backward; an empty string if it can."""
     if device.type != "cuda":
-        return f"{device.type} has none"
+        return device.type.upper()
     if torch.distributed.is_initialized():
         return "processes exchange messages during a step"
     if config.optimizer_in_backward:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import textwrap
 
 import torch
 import torch.distributed as dist
@@ -9,56 +10,94 @@ import torch.distributed as dist
 from nanoladder import machine, optim, parallel
 from nanoladder.arithmetic import CUTS, count_parameters, count_tokens, flops_per_token
 from nanoladder.config import differences
-from nanoladder.run.size import describe_state, in_gb
+from nanoladder.run.size import in_gb, state_bytes
 from operators import count_chunks, triton_obstacle
 
+WIDTH, LINES = 80, 10  # of a terminal; of the header
+SHOWN = ("out_dir", "dataset", "n_layer", "n_head", "n_embd", "context_length", "vocab_size", "batch_size", "max_steps")
+SHOWN += ("micro_batch_size",)  # keys that stand in other lines than config
 
-def print_header(config, dataset, device, attention):
-    """Prints the header, before the model is built. dataset: a Dataset. attention: describes its kernel."""
+
+def print_header(config, device, attention):
+    """Prints the header but for its last line, before the model is built. attention: describes its kernel.
+
+    The config gets the lines that the others leave of LINES, the last one included.
+    """
     tokens = config.batch_size * config.context_length
     flops = flops_per_token(config) * config.max_steps * tokens
     micro = f", {config.micro_batch_size} at a time" if config.micro_batch_size else ""
-    changed = "  ".join(f"{key}={value}" for key, value in differences(config).items())
-    lines = {
-        "model": f"{count_parameters(config):,} parameters; {config.vocab_size:,} token ids",
-        "memory": f"{describe_state(config)}; {in_gb(machine.free_memory(device))} are free",
-        "data": f"{config.dataset}: {dataset.meta.get('tokenizer', 'unknown tokenizer')}",
-        "step": f"{tokens:,} tokens = {config.batch_size} sequences × {config.context_length}{micro}",
-        "run": f"{config.max_steps:,} steps, {flops:.3g} FLOP",
-        "config": changed or "all defaults",
-        **choices(config, device, attention),
+    shape = f"{several(config.n_layer, 'block')}, {several(config.n_head, 'head')}, width {config.n_embd:,}"
+    about = {
+        "model": f"{count_parameters(config):,} parameters: {shape}; {in_gb(sum(state_bytes(config)))} of state",
+        "run": f"{config.out_dir}: {several(config.max_steps, 'step')} of {config.batch_size:,} × "
+        f"{config.context_length:,} tokens{micro}, {flops:.3g} FLOP",
     }
-    print_lines(lines)
+    chosen = choices(config, device, attention)
+    n_others = 1 + sum(len(wrapped(*line)) for line in (about | chosen).items())
+    print_lines(about)
+    print("\n".join(wrapped("config", changed(config), max(1, LINES - n_others))))
+    print_lines(chosen)
 
 
 def print_lines(lines):
     """Prints lines of the header, {name: text}."""
-    for name, text in lines.items():
-        print(f"{name:<9} {text}")
+    for line in lines.items():
+        print("\n".join(wrapped(*line)))
 
 
-def counting(losses, bits_per_nat):
-    """Returns {name: the losses of counted predictions}: what a model has to fall below to know more than a table."""
-    unit = "bits per byte" if bits_per_nat else "nats per token"
-    text = ", ".join(f"{name} {loss * (bits_per_nat or 1):.3f}" for name, loss in losses.items())
-    return {"counting": f"{text} {unit}"} if losses else {}
+def wrapped(name, text, most=None):
+    """Returns a line of the header as lines of WIDTH, at most `most` of them. Long paths stay whole."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"{name:<9} ",
+        subsequent_indent=" " * 10,
+        break_long_words=False,
+        break_on_hyphens=False,
+        max_lines=most,
+        placeholder=" … (config.json has all)",
+    )
+
+
+def changed(config):
+    """Returns the keys that differ from the defaults, but for those of other lines of the header, as text."""
+    keys = {key: value for key, value in differences(config).items() if key not in SHOWN}
+    words = [
+        key if value is True else f"{key}={value:g}" if type(value) is float else f"{key}={value}"
+        for key, value in keys.items()
+    ]
+    return " ".join(words) or "all defaults"
+
+
+def several(n, noun):
+    """Returns a number with its noun: 1 chunk, 2 chunks."""
+    return f"{n:,} {noun}{'s' if n > 1 else ''}"
+
+
+def data_line(config, dataset, counted):
+    """Returns {name: text} about the data. counted: {name: loss}, what a model must beat to know more than a table."""
+    text = f"{config.dataset}, {config.vocab_size:,} ids ({dataset.meta.get('tokenizer', 'unknown tokenizer')})"
+    if counted:
+        unit, name = (dataset.bits_per_nat, "bpb") if dataset.bits_per_nat else (1.0, "nats")
+        trigrams, copies = (unit * counted[kind] for kind in ("trigrams", "trigrams and copies"))
+        text += f": trigrams {trigrams:.3f}, with copies {copies:.3f} {name}"
+    return {"data": text}
 
 
 def choices(config, device, attention):
     """Returns {name: choice made on this machine and its reason}."""
-    chosen = {
-        "device": machine.device_name(device),
-        "dtype": dtype(config, device),
-        "attention": attention,
-        "loss": loss(config, device),
-        "optimizer": optimizer(config),
-        "compile": "off",
-    }
-    if config.compile:
-        chosen["compile"] = "each block" if config.compiles_blocks else "the model"
+    compiled = "each block" if config.compiles_blocks else "the model"
+    step = [f"compile: {compiled if config.compile else 'off'}"]
     if config.cuda_graph:
-        reason = machine.capture_obstacle(config, device)
-        chosen["graph"] = f"none: {reason}" if reason else "a CUDA graph of each step's forward and backward"
+        obstacle = machine.capture_obstacle(config, device)
+        step.append(f"CUDA graph: {f'off ({obstacle})' if obstacle else 'on'}")
+    chosen = {
+        "device": f"{machine.device_name(device)}, {in_gb(machine.free_memory(device))} free; {dtype(config, device)}",
+        "attention": attention,
+        "step": "; ".join([*step, loss(config, device)]),
+    }
+    if (factor := optim.RELATIVE_LR.get(config.optimizer, 1.0)) != 1:
+        chosen["optimizer"] = f"{config.optimizer} at {factor:g} × the lr logged"
     return chosen | processes(config)
 
 
@@ -89,7 +128,7 @@ def dtype(config, device):
     chosen, native = machine.choose_dtype(config.dtype, device), machine.choose_dtype("auto", device)
     why = "as requested"
     if config.dtype == "auto":
-        why = "bfloat16 is native here" if chosen == torch.bfloat16 else "bfloat16 is not native here"
+        why = "native here" if chosen == torch.bfloat16 else "bfloat16 is not native here"
     elif chosen == torch.bfloat16 != native and device.type != "mps":
         why = f"as requested, but emulated here, and slow: expected --dtype={native}".replace("torch.", "")
     return f"{chosen} ({why})".removeprefix("torch.")
@@ -101,10 +140,5 @@ def loss(config, device):
     if n_chunks := count_chunks(config.loss_chunks, n_tokens, n_logits, config.n_embd):
         slow = device.type == "cuda" and triton_obstacle()
         without = f", in PyTorch's operations, as Triton does not run here: {slow}" if slow else ""
-        return f"logits and loss in {n_chunks} chunks of tokens{without}"
-    return f"all logits at once ({'the logits are small' if config.loss_chunks == 'auto' else 'as requested'})"
-
-
-def optimizer(config):
-    factor = optim.RELATIVE_LR.get(config.optimizer, 1.0)
-    return config.optimizer + (f" at {factor:g} × the lr logged" if factor != 1 else "")
+        return f"logits and loss in {several(n_chunks, 'chunk')}{without}"
+    return f"all logits at once ({'they are few' if config.loss_chunks == 'auto' else 'as requested'})"

@@ -12,19 +12,16 @@ from nanoladder.errors import reading
 from nanoladder.run.tracker import init_wandb
 
 METRICS = "metrics.jsonl"  # in out_dir
-COLUMNS = [  # key, label and format of each value in a line on the terminal
-    ("step", "step", "5d"),
-    ("train_loss", "train", ".4f"),
-    ("val_loss", "val", ".4f"),
-    ("val_bpb", "bits/byte", ".4f"),
-    ("lr", "lr", ".2e"),
-    ("grad_norm", "grad norm", ".2f"),
-    ("step_ms", "ms/step", ".1f"),
-    ("tokens_per_s", "tokens/s", ",.0f"),
-    ("mfu", "mfu", ".1%"),
-    ("peak_memory_gb", "GB", ".2f"),
-    ("minutes_left", "min left", ",.1f"),
-]
+# Key and text of each value in a row's lines on the terminal, of 80 columns: one of training, one of an evaluation.
+TRAINING = {
+    "train_loss": "loss {:7.4f}",
+    "grad_norm": "norm {:5.2f}",
+    "tokens_per_s": "{:7,.0f} tok/s",
+    "mfu": "{:3.0%} mfu",
+    "minutes_left": "{:4.1f} min left",
+    "hours_left": "{:4.1f} h left",
+}
+EVALUATION = {"val_loss": "val  {:7.4f}", "val_bpb": "bpb  {:.4f}", "lr": "lr {:.1e}", "peak_memory_gb": "{:.2f} GB"}
 
 
 def read_metrics(path: Path) -> list[dict]:
@@ -98,6 +95,19 @@ def draw_counted(axes: Any, losses: dict[str, float]) -> None:
         axes.annotate(name, (1, loss), xycoords=axes.get_yaxis_transform(), ha="right", va="bottom", color="gray")
 
 
+def lines(row: dict, max_steps: int) -> list[str]:
+    """Returns the lines of a row of metrics on the terminal: of training, of its evaluation, or both."""
+    n_left, shown = max_steps - row["step"], dict(row)
+    if n_left and "step_ms" in row:
+        minutes = n_left * row["step_ms"] / 60e3
+        shown |= {"minutes_left": minutes} if minutes < 100 else {"hours_left": minutes / 60}
+    kinds = [kind for kind in (TRAINING, EVALUATION) if next(iter(kind)) in row]
+    step = f"step {row['step']:{len(str(max_steps))}d}"
+    return [
+        "  ".join([step, *(text.format(shown[key]) for key, text in kind.items() if key in shown)]) for kind in kinds
+    ]
+
+
 class Metrics:
     """Writes a run's metrics to out_dir/metrics.jsonl, the terminal, out_dir/loss.png and the tracker.
 
@@ -121,9 +131,7 @@ class Metrics:
         except OSError as error:  # training continues: the file is rewritten at the end
             print(f"warning: {self.path.name} lacks step {row['step']}: {error}", file=sys.stderr)
         self.tracker.log(row, step=row["step"])
-        left = (self.config.max_steps - row["step"]) * row.get("step_ms", math.nan) / 60e3
-        shown = row | ({"minutes_left": left} if "step_ms" in row else {})
-        print("  ".join(f"{label} {shown[key]:{form}}" for key, label, form in COLUMNS if key in shown))
+        print("\n".join(lines(row, self.config.max_steps)))
 
     def write_all(self):
         files.write(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))

@@ -23,9 +23,9 @@ from nanoladder.errors import BadInput, writing
 from nanoladder.run import micro_batch
 from nanoladder.run.clock import StepClock, time_product
 from nanoladder.run.faults import Watch, explain_compiler_failure
-from nanoladder.run.header import busy, counting, print_header, print_lines
+from nanoladder.run.header import busy, data_line, print_header, print_lines
 from nanoladder.run.metrics import Metrics, earlier_rows
-from nanoladder.run.sample import print_line
+from nanoladder.run.sample import print_text
 from nanoladder.run.signals import Interrupted, Signals
 from nanoladder.run.size import require_memory
 from nanoladder.run.start import Start, find_start, say_rate, write_config
@@ -80,12 +80,12 @@ def prepare(
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(hold_out_dir(config, is_new=not step))
         print(start.message + say_rate(start, config, learning_rate), end="")
-        print_header(config, dataset, device, attention)
+        print_header(config, device, attention)
         counted = {}
         if config.eval_interval and parallel.rank() == 0:
-            counted = counted_losses(dataset, config)
-            print_lines(counting(counted, dataset.bits_per_nat))
+            counted = counted_losses(dataset, config)  # may take seconds
             machine.reset_peak_memory(device)  # the run's peak, not that of counting
+        print_lines(data_line(config, dataset, counted))
         contexts.enter_context(machine.within_free_memory(device) if auto else contextlib.nullcontext())
         kept = contexts.pop_all()
     return Prepared(config, device, dataset, start, tokenizer, rows, counted, cpu_times, kept)
@@ -130,10 +130,12 @@ class Run:
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
         """Yields (step, batch) up to max_steps, or until a signal ends the run."""
-        batches = iter(batches)
-        if self.config.compile and self.first_step <= self.config.max_steps:
-            print("compiling: the first step may take minutes; the cache makes the next start shorter")
-        for step in range(self.first_step, self.config.max_steps + 1):
+        batches, max_steps = iter(batches), self.config.max_steps
+        if self.first_step > max_steps:
+            print(f"nothing is left to train: step {self.first_step - 1} is done; --max_steps=N trains up to step N")
+        elif self.config.compile:
+            print("compiling: the first step may take minutes, less when the run starts again")
+        for step in range(self.first_step, max_steps + 1):
             parallel.tell(step=step)
             self.clock.start()
             batch = self.wait_for_batch(batches)
@@ -192,7 +194,7 @@ class Run:
         if pausing:
             self.clock.stop()
         if sampling:
-            print_line(step, self.model, self.tokenizer, config)
+            print_text(step, self.model, self.tokenizer, config)
 
     def throughput(self, step):
         """Returns the throughput of the lap that ends with this step; mfu only if the device's peak is known."""

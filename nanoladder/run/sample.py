@@ -1,6 +1,7 @@
-"""A line of text from a model in training."""
+"""A text from a model in training."""
 
 import dataclasses
+import textwrap
 
 import torch
 
@@ -9,10 +10,10 @@ from nanoladder.errors import BadInput
 from nanoladder.infer import USUAL, CachedGPT, Prompt, Text, generate
 from nanoladder.tokenizer.encoding import first_token
 
-LENGTH = 100  # characters
+LENGTH, WIDTH = 100, 76  # characters of the text, and of its lines
 
 
-def print_line(step, model, tokenizer, config):
+def print_text(step, model, tokenizer, config):
     """Prints the beginning of a document, LENGTH characters or up to its end, from rank 0. Collective.
 
     The text comes from a whole copy of the weights on rank 0's CPU, in float32: neither the model, nor its device's
@@ -33,4 +34,11 @@ def print_line(step, model, tokenizer, config):
                 break
     except BadInput:
         return
-    print(f"step {step:5d}  sample {characters[:LENGTH]!r}")  # on one line
+    print(f"step {step:{len(str(config.max_steps))}d}  sample")
+    for line in readable(characters[:LENGTH]).splitlines():
+        print(textwrap.fill(line, WIDTH, initial_indent="    ", subsequent_indent="    ", drop_whitespace=False))
+
+
+def readable(text):
+    """Returns a text without characters that would control the terminal, as those of untrained bytes may."""
+    return "".join(char if char.isprintable() or char == "\n" else "�" for char in text.expandtabs(4))

@@ -136,8 +136,6 @@ def find_start(config, dataset, device):
         progress, former_best, compared = compare_best(config, origin["data"], state, path)
         as_before = f"as it was configured{changes(config, state['config'])}"
         message = f"continues {path}, step {progress['step']}, {as_before}\n{message}{compared}"
-        if progress["step"] >= config.max_steps:
-            message += f"{path} is at step {progress['step']}, max_steps={config.max_steps}: nothing is left to train\n"
         return Start(origin, progress, path, state, True, former_best, message)
     if checkpoints:
         raise BadInput(

@@ -112,7 +112,7 @@ def test_a_recorded_run_resumes_bit_for_bit(emulated, dense, tmp_path):
 )
 def test_the_reason_why_a_step_cannot_be_recorded_is_named(keys, reason, monkeypatch):
     config = tiny(**keys)
-    assert machine.capture_obstacle(config, CPU) == "cpu has none" and not machine.can_capture(config, CPU)
+    assert machine.capture_obstacle(config, CPU) == "CPU" and not machine.can_capture(config, CPU)
     assert machine.capture_obstacle(config, torch.device("cuda")).startswith(reason)
     assert machine.can_capture(config, torch.device("cuda")) == (not reason)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -122,5 +122,5 @@ def test_the_reason_why_a_step_cannot_be_recorded_is_named(keys, reason, monkeyp
 def test_the_header_says_why_there_is_no_graph(dense, tmp_path, capsys):
     words = flags(dataset=dense, out_dir=tmp_path / "run", max_steps=1, cuda_graph=True)
     train.main(words)
-    assert "graph     none: cpu has none\n" in capsys.readouterr().out
+    assert "; CUDA graph: off (CPU); " in capsys.readouterr().out
     assert json.loads((tmp_path / "run/config.json").read_text())["cuda_graph"] is True

@@ -206,7 +206,7 @@ def test_without_a_c_compiler_a_gpu_uses_pytorch_s_operations(launches):
     assert loss.fastest_softmax(True) is loss.fastest_softmax(True) is loss.softmax.softmax_
     assert len(tried) == 1
     config = tiny(vocab_size=50304, loss_chunks=3)
-    said = "logits and loss in 3 chunks of tokens"
+    said = "logits and loss in 3 chunks"
     why = "as Triton does not run here: Failed to find C compiler. Please specify via CC."
     assert header.loss(config, torch.device("cuda")) == f"{said}, in PyTorch's operations, {why}"
     assert header.loss(config, torch.device("cpu")) == said
@@ -216,5 +216,5 @@ def test_a_gpu_on_which_triton_launches_takes_its_kernel(launches):
     tried = launches(None)
     assert loss.fastest_softmax(True) is loss.fastest_softmax(True) is not loss.softmax.softmax_
     assert len(tried) == 1
-    assert header.loss(tiny(vocab_size=50304, loss_chunks=3), torch.device("cuda")).endswith("chunks of tokens")
+    assert header.loss(tiny(vocab_size=50304, loss_chunks=3), torch.device("cuda")).endswith("in 3 chunks")
     assert loss.fastest_softmax(False) is loss.softmax.softmax_

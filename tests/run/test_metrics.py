@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import replace, rows, spy, tiny, words
+from conftest import flags, replace, rows, spy, tiny, words
 
 import train
 from nanoladder import checkpoint
@@ -76,9 +76,41 @@ def test_counted_losses_stand_in_the_header_and_in_the_picture(config, monkeypat
     losses = counted_losses(dataset, config)
     assert plotted == [losses]
     bits = losses["trigrams"] / math.log(2) * dataset.val.n_targets / dataset.meta["bytes"]["val"]
-    assert f"trigrams {bits:.3f}," in capsys.readouterr().out
+    assert f"trigrams {bits:.3f}, with copies " in " ".join(capsys.readouterr().out.split())
     train.train(replace(config, eval_interval=0, out_dir=f"{config.out_dir}2"))
-    assert plotted == [losses, {}] and "counting" not in capsys.readouterr().out
+    assert plotted == [losses, {}] and "trigrams" not in capsys.readouterr().out
+
+
+def test_the_header_has_ten_lines_of_80_columns_and_each_other_line_as_many(
+    config, dense, tmp_path, monkeypatch, capsys
+):
+    """However many keys differ from the defaults, and with samples in between."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(dense)
+    keys = {"dataset": "data", "out_dir": "run", "max_steps": 60, "log_interval": 20, "eval_interval": 30}
+    keys |= {"sample_interval": 60, "recipe": "smear", "loss_chunks": 1, "cuda_graph": True}
+    train.main(flags(**keys))
+    header, steps = capsys.readouterr().out.split("first step: ")
+    assert max(map(len, [*header.splitlines(), *steps.splitlines()])) <= 80
+    names = [line[:10].strip() for line in header.partition("\nbusy")[0].splitlines()]  # if others use the CPUs
+    assert names == ["model", "run", "config", "", "", "", "device", "attention", "step", "data"]
+    assert " … (config.json has all)\n" in header
+    assert "step      compile: off; CUDA graph: off (CPU); logits and loss in 1 chunk\n" in header
+    lines = [line for line in steps.splitlines() if not line.startswith("    ")][1:]  # without the text of the sample
+    kinds = "step 20 loss, step 30 val, step 40 loss, step 60 sample, step 60 loss, step 60 val"
+    assert ", ".join(" ".join(line.split()[:3]) for line in lines) == kinds
+
+
+def test_a_log_line_has_room_for_the_largest_run():
+    row = {"step": 600_000, "train_loss": 10.8249, "val_loss": 10.8249, "val_bpb": 4.7, "lr": 6e-4, "grad_norm": 12.34}
+    row |= {"tokens_per_s": 9_999_999, "mfu": 0.41, "step_ms": 842.0, "peak_memory_gb": 139.0}
+    training, evaluation = metrics.lines(row, 999_999)
+    assert training == "step 600000  loss 10.8249  norm 12.34  9,999,999 tok/s  41% mfu  93.6 h left"
+    assert evaluation == "step 600000  val  10.8249  bpb  4.7000  lr 6.0e-04  139.00 GB"
+    assert metrics.lines({"step": 5, "val_loss": 1.0, "lr": 1.0}, 10) == ["step  5  val   1.0000  lr 1.0e+00"]
+    training, *_ = metrics.lines(row | {"step": 999_000}, 999_999)
+    assert training.endswith("  14.0 min left") and len(training) <= 80
+    assert "left" not in metrics.lines(row, 600_000)[0]
 
 
 @pytest.fixture
