@@ -122,7 +122,7 @@ class Share:
         return self.part_of(self.batches[step])
 
     def __iter__(self):
-        return map(self.part_of, self.batches)
+        return map(self.part_of, self.batches)  # pyright: ignore  of ValidationBatches
 
     def part_of(self, batch):
         parts = (tensor.chunk(self.world_size)[self.rank] for tensor in batch)

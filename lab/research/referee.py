@@ -92,16 +92,19 @@ def check(options: Namespace) -> int:
 
 
 def plan(contestants, n_seeds):
-    """Says what a check will do, and how long it takes if the entry is as fast as the record. contestants: by name."""
+    """Says what a check will do, and how long it will take. contestants: by name, the record and the entry last.
+
+    An entry that has not run yet is taken to be as fast as the record.
+    """
     *others, name = contestants
     times, long = records.seconds(), ""
-    times.setdefault(name, times.get(others[-1]))
-    if all(times.get(each) for each in contestants):
-        minutes = (n_seeds * sum(times[each] for each in contestants) + times[name]) / 60
-        long = f", about {minutes:.0f} minutes" if minutes < 100 else f", about {minutes / 60:.1f} hours"
+    seconds = [times.get(each, times.get(others[-1], 0.0)) for each in contestants]
+    if minutes := (n_seeds * sum(seconds) + seconds[-1]) / 60:
+        long = f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.1f} hours"
+        long = f", about {long} by the runs in records/"
     return (
         f"{name}: the rules, within minutes; then {n_seeds * len(contestants) + 1} runs on {n_seeds} seeds, beside "
-        f"{' and '.join(reversed(others))}{long} by the runs in records/. It can be interrupted; the same command "
+        f"{' and '.join(reversed(others))}{long}. It can be interrupted; the same command "
         "continues."
     )
 

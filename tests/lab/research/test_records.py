@@ -136,6 +136,27 @@ def write_results(entry, **changes):
     (entry.folder / "machine.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (conditions, *lines)))
 
 
+def test_the_records_fit_a_terminal():
+    text = records.on_terminal()
+    assert max(map(len, text.splitlines())) <= 80 and "|" not in text
+    for entry in records.entries():
+        assert text.startswith(f"{entry.name}: ") or f"\n{entry.name}: " in text
+    for machine, runs in records.measured().items():
+        assert f"\n\n{machine}\n\n" in text
+        assert all(f"\n{entry.name}: {records.verdict(results)[0]}" in text for entry, results in runs.items())
+
+
+def test_a_check_says_first_what_it_will_do_and_how_long(monkeypatch):
+    monkeypatch.setattr(records, "seconds", lambda: {"001_naive": 1200.0, "002_known": 60.0})
+    said = (
+        "003_new: the rules, within minutes; then 16 runs on 5 seeds, beside 002_known and 001_naive, about 1.9 hours "
+    )
+    assert referee.plan(["001_naive", "002_known", "003_new"], 5).startswith(said)
+    assert "5 runs on 2 seeds, beside 002_known, about 5 minutes by" in referee.plan(["002_known", "003_new"], 2)
+    monkeypatch.setattr(records, "seconds", dict)
+    assert "beside 002_known. It can be" in referee.plan(["002_known", "003_new"], 2)
+
+
 def test_results_of_other_files_have_no_row_and_are_named(at_home):
     folder = write_entry(at_home / "records" / "003_new", activation="relu2")
     write_results(entry := records.read_entry(folder))
