@@ -91,7 +91,7 @@ def brief(results, mode):
     return on_terminal(conclusion(rows) + read, columns(rows, mode), rows)
 
 
-def on_terminal(sentence, columns, rows):
+def on_terminal(sentence: str, columns: dict[str, Callable], rows: list[dict]) -> str:
     """A sentence, the rows that have figures in a table of WIDTH, and the notes of the others."""
     notes = {}
     for row in rows:
@@ -101,7 +101,7 @@ def on_terminal(sentence, columns, rows):
     return "\n\n".join(filter(None, [wrapped(sentence), table, reasons]))
 
 
-def wrapped(text):
+def wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
