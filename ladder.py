@@ -105,9 +105,9 @@ def print_program(options):
 def print_diff(options):
     """Prints the lines that a stage or a rung changes in the program.
 
-    They are compared with the program of the stage that NAME stands on; of A and B,
-    with that of A. Then come the definitions in nanoladder/ and operators/ that the
-    changed lines newly call.
+    They are compared with the program of the stage that NAME stands on; of A and
+    B, with that of A. Then come the definitions in nanoladder/ and operators/ that
+    the changed lines newly call.
     """
     a, b = (options.name, options.other) if options.other else (stage_below(options.name), options.name)
     if not a:
@@ -124,17 +124,18 @@ def print_diff(options):
 
 
 def print_records(options):
-    """Prints the entries of the race that anyone can enter, which records/README.md explains."""
+    """Prints the entries of the race, which records/README.md explains."""
     print(records.on_terminal())
 
 
 def check_entry(options):
-    """Checks an entry of the race. Runs its config files and patch, with your rights: read them first.
+    """Checks an entry of the race.
 
-    It checks the rules, then whether the entry holds, against the record before it
-    and the naive loop, on seeds derived from its digest, and writes MACHINE.jsonl to
-    its folder. The same command continues. Exit code: 0 if it holds, 1 if not, 2 if
-    it breaks a rule.
+    Its config files and patch run with your rights: read them first. It checks the
+    rules, then whether the entry holds, against the record before it and the naive
+    loop, on seeds derived from its digest, and writes MACHINE.jsonl to its folder.
+    The same command continues. Exit code: 0 if it holds, 1 if not, 2 if it breaks a
+    rule.
     """
     sys.exit(referee.check(options))
 
@@ -143,8 +144,8 @@ def write_docs(options):
     """Writes the pages generated from code and results.
 
     They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the
-    tables of README.md, docs/results.md and records/README.md. Run it after a change
-    of train.py, model.py, stages, rungs, results or records.
+    tables of README.md, docs/results.md and records/README.md. Run it after a
+    change of train.py, model.py, stages, rungs, results or records.
     """
     files.write(markdown.PAGE, markdown.page())
     files.write(markdown.RESULTS, markdown.results())

@@ -249,7 +249,7 @@ def row(layout, step, n_gpus, flops):
 
 
 def main(argv):
-    usage = "python -m lab.predict.cluster config/x.py [more.py ...] [--gpus=8] [--memory_gb=80] [--key=value ...]"
+    usage = "python -m lab.predict.cluster config/x.py [--gpus=8] [--memory_gb=80] [--key=value]"
     parser = Parser(prog="python -m lab.predict.cluster", usage=usage, allow_abbrev=False)
     parser.add_argument("--gpus", type=at_least(1), default=8, help="processes, eight to a node (default: %(default)s)")
     parser.add_argument(

@@ -213,9 +213,9 @@ def describe(work, encoding, corpus, documents, counts, extra):
 
 
 def summary(folder, meta):
-    """Returns one line on the folder's contents and the command that trains on it."""
+    """Returns lines on the folder's contents and the option that trains on it."""
     folder = Path(folder).resolve()
     dataset = folder.name if folder.parent == DATA_DIR else folder
     splits = ", ".join(f"{split} {n_tokens:,} tokens" for split, n_tokens in meta["tokens"].items())
     vocabulary = f"{meta['tokenizer']} vocabulary of {meta['vocab_size']:,}"
-    return f"{folder}: {splits}, {vocabulary}; train on it with --dataset={dataset}"
+    return f"{folder}\n  {splits}, {vocabulary}\n  train on it with --dataset={dataset}"

@@ -352,10 +352,11 @@ def test_an_unknown_command_or_stage_is_refused(refused, words, answer):
     assert answer in refused(ladder.main, *words)
 
 
-@pytest.mark.parametrize("command", ["list", "show", "diff", "docs", "html"])
+@pytest.mark.parametrize("command", ["list", "show", "diff", "records", "check", "docs", "html"])
 def test_every_command_says_what_it_does(run_main, command):
     done = run_main(ladder.main, command, "--help")
     assert done.code == 0 and done.out.startswith(f"usage: python ladder.py {command} ")
+    assert max(map(len, done.out.splitlines())) <= 80
     assert done.out.split("\n\n")[1].endswith(".") and f"\n    {command}  " in run_main(ladder.main, "--help").out
 
 
