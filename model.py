@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from operators import attend_in_blocks, count_chunks, head_loss, uses_blocks
-from operators.private import attention_kernels
+from operators.private import attention_kernels, scaled_mm
 
 IGNORE = -100  # target of a padded position; contributes no loss and no gradient
 
@@ -146,7 +146,8 @@ def run_blocks(blocks, x):
 
 # Selective checkpointing keeps the outputs of matrix products and attention kernels, and recomputes the rest.
 aten = torch.ops.aten
-KEPT = [aten.mm.default, aten.addmm.default, aten.bmm.default, torch.ops.nanoladder.attend.default, *attention_kernels]
+PRODUCTS = [aten.mm.default, aten.addmm.default, aten.bmm.default, scaled_mm]
+KEPT = [*PRODUCTS, torch.ops.nanoladder.attend.default, *attention_kernels]
 KEEP_PRODUCTS = partial(create_selective_checkpoint_contexts, KEPT)
 
 
@@ -266,6 +267,7 @@ class GPT(nn.Module):
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
         weight = self.head.weight  # (V, C)
         if self.config.loss_chunks and (n := count_chunks(self.config.loss_chunks, len(flat), *weight.shape)):
-            return head_loss(hidden, weight, flat, self.config.vocab_size, n, IGNORE, cap=self.config.logit_softcap)
+            cap, n_vocab = self.config.logit_softcap, self.config.vocab_size
+            return head_loss(hidden, weight, flat, n_vocab, n, IGNORE, cap=cap, float8=self.config.float8)
         logits = self.head(hidden).float()  # (BT, V)
         return F.cross_entropy(self.capped(logits), flat, ignore_index=IGNORE, reduction="sum")

@@ -64,6 +64,8 @@ def training_batches(split: data.Split, config: Config, first_step: int, device:
 
 def build_model(config: Config, device: torch.device) -> GPT:
     model = parallel.build(GPT, config, device) if config.divides_weights else GPT(config).to(device)
+    if config.float8:
+        machine.use_float8(model.blocks)
     if config.pipeline_parallel > 1:
         model = parallel.apply_pipeline_parallel(model)
     if config.tensor_parallel > 1:

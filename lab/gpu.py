@@ -48,6 +48,7 @@ def parts(**checkouts):
     small = "profile.py config/recipe_small.py --dataset=python_stdlib --n_embd=192 --n_head=4"
     optimizers = "optimizer=adamw,adamw8bit,sgd,lion,muon,adafactor,galore learning_rate=6e-4,2e-3,6e-3"
     batch_32 = "--batch_size=32 --micro_batch_size=32"
+    batch_16 = "--batch_size=16 --micro_batch_size=16"
     batch_64 = "--batch_size=64 --micro_batch_size=64"
     beside = "".join(f" --{peer}={path}" for peer, path in checkouts.items() if path)
     tests = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/**/test_*.py"))]
@@ -60,6 +61,8 @@ def parts(**checkouts):
         "peers": f"{gpt2} {subwords} {batch_32} --mode=peers --minutes=3{beside}",
         "attention": f"{reference} {subwords} {finished} attention=matmul,flash,cudnn",
         "gpt2-batch-64": f"{gpt2} {subwords} {batch_64} {finished} micro_batch_size=32",
+        "float8": f"{gpt2} {subwords} {batch_32} {finished} float8=True",
+        "float8-large": f"profile.py config/gpt_1_5b.py {subwords} {batch_16} {finished} float8=True",
         "loss-chunks": f"{reference} {subwords} {finished} loss_chunks=0,2,8,32",
         "train-shakespeare": "train.py config/shakespeare_char.py --dataset=shakespeare_char --init_from=auto",
         "train-reference": f"train.py config/reference.py {bytewise} --init_from=auto",

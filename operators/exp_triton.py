@@ -13,6 +13,9 @@ then between 116 and 116.4 + log(V), 127.3 nats for GPT-2's vocabulary, whatever
 raises the target's logit as the true one would, but lowers all logits beyond 116 nats in equal parts, instead of mostly
 the largest. So a learning rate at which training diverges reads at most 127.3 nats per token, where other devices may
 read thousands. NaN stays NaN.
+
+In float8 (float8.py) hidden states and weight each have a scale, and the product is multiplied by both. The targets'
+logits come from the same rounded numbers, so the loss is exactly that of these logits.
 """
 
 import functools
@@ -35,26 +38,37 @@ AT_TARGET = tl.constexpr(2.0**LOG2_AT_TARGET.value)  # the exponential of the ta
 LOG2_HIGHEST = tl.constexpr(108.0)  # of any exponential, so that sums are finite: losses up to 116 nats are exact
 
 
-def target_logits(hidden, weight, columns):
-    """Dot products (N,) of hidden states (N, C) with their targets' rows of weight (V, C), float32; 0: no target."""
+def target_logits(hidden, weight, columns, scale=None):
+    """Dot products (N,) of hidden states (N, C) with their targets' rows of weight (V, C), float32; 0: no target.
+
+    scale: of products of float8, (); None: 1.
+    """
     logits, width = columns.new_empty(columns.shape, dtype=torch.float32), hidden.shape[1]
     head_loss_targets[(len(hidden),)](hidden, weight, columns, logits, width, triton.next_power_of_2(width))
-    return logits
+    return logits if scale is None else logits * scale
 
 
-def exp_logits(hidden, weight, shifts, n_real, out, write=True):
-    """Writes exp(hidden @ weight.T - shifts) to out (n, V); its columns from n_real on are 0.
+def exp_logits(hidden, weight, shifts, n_real, out, scale=None, write=True):
+    """Writes exp(scale * hidden @ weight.T - shifts) to out (n, V); its columns from n_real on are 0.
 
-    hidden (n, C), weight (V, C), shifts (n,). write=False: writes nothing. Returns each tile's row sums (n, tiles).
+    hidden (n, C), weight (V, C), shifts (n,), scale () or None. write=False: writes nothing. Returns each tile's row
+    sums (n, tiles).
     """
-    m, n, k = (TILE[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    tile = tile_of(hidden)
+    m, n, k = (tile[key] for key in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     tiles = triton.cdiv(len(weight), n)
     sums = shifts.new_empty(len(hidden), tiles)
     shapes = (hidden, [m, k]), (weight, [n, k]), (out, [m, n // 2])
     descriptors = [TensorDescriptor.from_tensor(tensor, block) for tensor, block in shapes]
     grid = (PROGRAMS * multiprocessors(),)
-    head_loss_gemm[grid](*descriptors, shifts, sums, len(hidden), n_real, hidden.shape[1], tiles, write, *grid, **TILE)
+    numbers = len(hidden), n_real, hidden.shape[1], tiles, write, *grid
+    head_loss_gemm[grid](*descriptors, shifts, scale, sums, *numbers, **tile)
     return sums
+
+
+def tile_of(hidden):
+    """Settings for hidden states of this dtype: a tile has as many bytes of float8 as of bfloat16."""
+    return TILE | {"BLOCK_K": TILE["BLOCK_K"] * torch.bfloat16.itemsize // hidden.itemsize}
 
 
 @functools.cache
@@ -93,6 +107,7 @@ def head_loss_gemm(
     weight,
     out,
     shifts,
+    scale,
     sums,
     n,
     n_real,
@@ -106,6 +121,7 @@ def head_loss_gemm(
 ):
     """Computes every STRIDE-th tile; tiles of the same columns are consecutive, so that the weight is read once."""
     n_rows = tl.cdiv(n, BLOCK_M)
+    factor = LOG2_E if scale is None else tl.load(scale) * LOG2_E
     for number in tl.range(tl.program_id(0), n_rows * TILES, STRIDE, flatten=True):
         first, tile = number % n_rows * BLOCK_M, number // n_rows
         product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -116,15 +132,15 @@ def head_loss_gemm(
         shift = tl.load(shifts + row, mask=row < n, other=0.0) * LOG2_E - LOG2_AT_TARGET
         left, right = tl.split(tl.permute(tl.reshape(product, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1]))
         column = tile * BLOCK_N
-        left = exp_half(left, shift, column, n_real, out, first, WRITE)
-        right = exp_half(right, shift, column + BLOCK_N // 2, n_real, out, first, WRITE)
+        left = exp_half(left, factor, shift, column, n_real, out, first, WRITE)
+        right = exp_half(right, factor, shift, column + BLOCK_N // 2, n_real, out, first, WRITE)
         tl.store(sums + row * TILES + tile, left + right, mask=row < n)
 
 
 @triton.jit
-def exp_half(product, shift, column, n_real, out, row, WRITE: tl.constexpr):
+def exp_half(product, factor, shift, column, n_real, out, row, WRITE: tl.constexpr):
     """Half of a tile, whose exponentials then need half of the memory on their way. Returns its sums."""
-    e = tl.exp2(tl.minimum(product * LOG2_E - shift[:, None], LOG2_HIGHEST, propagate_nan=tl.PropagateNan.ALL))
+    e = tl.exp2(tl.minimum(product * factor - shift[:, None], LOG2_HIGHEST, propagate_nan=tl.PropagateNan.ALL))
     if column + e.shape[1] > n_real:
         e = tl.where((column + tl.arange(0, e.shape[1]) < n_real)[None, :], e, 0.0)
     if WRITE:

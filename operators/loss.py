@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from operators import softmax
+from operators.float8 import to_float8
 from operators.private import all_gather
 from operators.register import register
 
@@ -50,6 +51,7 @@ def head_loss(
     first_row: int = 0,
     group: str = "",
     cap: float = 0.0,
+    float8: bool = False,
 ) -> torch.Tensor:
     """Summed cross-entropy () of the logits `hidden @ weight.T`, in nats, float32.
 
@@ -61,6 +63,9 @@ def head_loss(
 
     cap: limits the logits to ±cap, by a tanh (Gemma Team 2024); 0: no limit.
 
+    float8: exp_triton.py, where it runs, multiplies hidden states and weight in float8; the gradients' products stay in
+    bfloat16. The width must be a multiple of 16.
+
     A shard of the vocabulary: first_row is the token id of the weight's first row, and group the name of the process
     group whose processes hold the other shards. Each process returns the whole loss and the gradient of its own rows;
     its gradient of the hidden states is its shard's part, which the caller sums over the group. A target outside the
@@ -69,7 +74,8 @@ def head_loss(
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return operator(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, cap, needs_grad)[0]
+    options = ignore_index, first_row, group, cap, needs_grad, float8
+    return operator(hidden, weight, targets, n_vocab, n_chunks, *options)[0]
 
 
 def compute(
@@ -83,6 +89,7 @@ def compute(
     group: str,
     cap: float,
     needs_grad: bool,
+    float8: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator. Returns the loss and the gradients of hidden and weight: empty if not needs_grad."""
     n_real = min(max(n_vocab - first_row, 0), len(weight))  # rows of the weight that are not padding
@@ -92,7 +99,7 @@ def compute(
     d_weight = torch.zeros_like(weight) if needs_grad else weight.new_empty(0)
     size = math.ceil(len(hidden) / n_chunks)
     if not cap and takes_exponentials(hidden, weight):
-        losses = by_exponentials(hidden, products_weight, columns, n_real, size, group, d_hidden, d_weight)
+        losses = by_exponentials(hidden, products_weight, columns, n_real, size, group, d_hidden, d_weight, float8)
     else:
         losses = by_softmax(hidden, products_weight, columns, n_real, size, group, d_hidden, d_weight, cap)
     if not group:
@@ -121,10 +128,14 @@ def by_softmax(hidden, weight, columns, n_real, size, group, d_hidden, d_weight,
     return log_sums.sub_(picked)
 
 
-def by_exponentials(hidden, weight, columns, n_real, size, group, d_hidden, d_weight):
+def by_exponentials(hidden, weight, columns, n_real, size, group, d_hidden, d_weight, float8):
     """Does the same with exp_triton, without a pass over the logits, which are exponentials from the start."""
     kernels = exponential_kernels()
-    shifts = kernels.target_logits(hidden, weight, columns)
+    factors, scale = (hidden, weight), None
+    if float8:
+        factors, scales = zip(to_float8(hidden), to_float8(weight), strict=True)
+        scale = scales[0] * scales[1]
+    shifts = kernels.target_logits(*factors, columns, scale)
     if group:
         shifts = all_gather(shifts[None], 0, group).sum(0)
     sums = torch.empty_like(shifts)
@@ -135,7 +146,8 @@ def by_exponentials(hidden, weight, columns, n_real, size, group, d_hidden, d_we
         chunk = slice(start, start + size)
         h = hidden[chunk]
         exponentials = buffer[: len(h)]  # (n, V)
-        parts = kernels.exp_logits(h, weight, shifts[chunk], n_real, exponentials, write=needs_grad)  # (n, tiles)
+        options = shifts[chunk], n_real, exponentials, scale, needs_grad
+        parts = kernels.exp_logits(factors[0][chunk], factors[1], *options)  # (n, tiles)
         if group:
             parts = all_gather(parts.sum(1)[None], 0, group).T.contiguous()  # (n, shards)
         if needs_grad:
@@ -213,7 +225,9 @@ def triton_obstacle() -> str:
     return ""
 
 
-def empty_results(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, cap, needs_grad):
+def empty_results(
+    hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, cap, needs_grad, float8=False
+):
     loss = hidden.new_empty((), dtype=torch.float32)
     if needs_grad:
         return loss, torch.empty_like(hidden), torch.empty_like(weight)
@@ -228,7 +242,7 @@ def keep_gradients(ctx, inputs, output):
 def backward(ctx, d_loss, *_):
     """Scales the gradients in place: a copy of the weight's would raise the peak. PyTorch refuses a second backward."""
     d_hidden, d_weight = ctx.saved_tensors
-    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 8
+    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 9
 
 
 # A new signature needs a new name: compiled code in the compiler's cache calls the operator by its old name.

@@ -27,6 +27,7 @@ activation_checkpointing = "none"
 micro_batch_size = 0
 optimizer = "adamw"
 optimizer_in_backward = False
+float8 = False
 ddp = False
 shard = "none"
 tensor_parallel = 1

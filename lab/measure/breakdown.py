@@ -18,7 +18,8 @@ KINDS = {
         *["flash_", "fmha_", "sdpa"],  # kernels
     ],
     "gemm": [
-        *["aten::mm", "aten::addmm", "linear_pointwise", "triton_tem", "triton_mm"],  # the last two: max-autotune
+        *["aten::mm", "aten::addmm", "aten::_scaled_mm", "linear_pointwise"],
+        *["triton_tem", "triton_mm"],  # max-autotune
         *["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"],  # kernels
     ],
     "loss": ["log_softmax", "nll_loss", "logsumexp", "chunked_head_loss", "head_loss"],

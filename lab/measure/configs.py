@@ -125,6 +125,9 @@ def not_applicable(rows, options):
         if isinstance(config, BadInput):
             reasons[name] = str(config)
             continue
+        if mode == "ladder" and config.float8 and choose_device(config.device).type == "cpu":
+            reasons[name] = "not applicable: a CPU emulates float8"
+            continue
         config = normal_form(config)
         compared = row_below(name, configs) if mode == "ladder" else next(iter(configs), None)
         if mode not in ("scaling", "peers") and compared and config == configs[compared]:

@@ -121,7 +121,7 @@ def conclusion(rows):
 
 def run_in_words(cost, device, n_steps, mfu, world_size, price):
     """The cost of a run (predict.costs) on devices at a share mfu of their rate. price: of a device's hour, or None."""
-    rate = max(device.flops.values())
+    rate = device.peak()
     hours = cost["flops"] / (mfu * rate * world_size * 3600)
     time = f"{three_digits(hours)} hours" if hours >= 1 else f"{60 * hours:.2g} minutes"
     spent = f", {hours * price * world_size:,.2f} at {price:g} an hour" if price else ""

@@ -16,18 +16,21 @@ from torch.utils.benchmark import Timer
 from nanoladder import machine
 from nanoladder.errors import BadInput, nearest
 from nanoladder.machine.device import PEAK_TFLOPS
+from nanoladder.machine.float8 import multiply_rows
+from operators.float8 import INPUT
 
-# Dense TFLOP/s in float32 on vector units and in TF32 (None: the GPU has none), GB/s of the memory, and if it has
-# bfloat16; in half precision, machine.PEAK_TFLOPS. From NVIDIA's datasheets of T4, L4, A100 (80 GB, SXM), H100 (SXM)
-# and H200 (SXM), the white paper on Ada (2023, appendix A), and the brief on Blackwell (2024, HGX B200).
+# Dense TFLOP/s in float32 on vector units, in TF32 and in float8 (None: the GPU has none, or float8 is refused there),
+# GB/s of the memory, and if it has bfloat16; in half precision, machine.PEAK_TFLOPS. From NVIDIA's datasheets of T4,
+# L4, A100 (80 GB, SXM), H100 (SXM) and H200 (SXM), the white paper on Ada (2023, appendix A), and the brief on
+# Blackwell (2024, HGX B200).
 DATASHEETS = {
-    "T4": (8.1, None, 320, False),
-    "L4": (30.3, 60, 300, True),
-    "RTX 4090": (82.6, 82.6, 1008, True),
-    "A100": (19.5, 156, 2039, True),
-    "H100": (67, 494.5, 3350, True),
-    "H200": (67, 494.5, 4800, True),
-    "B200": (80, 1100, 8000, True),
+    "T4": (8.1, None, None, 320, False),
+    "L4": (30.3, 60, None, 300, True),
+    "RTX 4090": (82.6, 82.6, None, 1008, True),
+    "A100": (19.5, 156, None, 2039, True),
+    "H100": (67, 494.5, 1979, 3350, True),
+    "H200": (67, 494.5, 1979, 4800, True),
+    "B200": (80, 1100, 4500, 8000, True),
 }
 LAUNCH = 4e-6  # seconds between the starts of two short kernels on a GPU: an assumption, on no datasheet
 LAUNCH_IN_GRAPH = 1.2e-6  # of a CUDA graph: 1.2 to 1.6 µs on an H200's timeline
@@ -57,9 +60,15 @@ class Device:
         """FLOP/s of matrix products. tf32: float32's inputs may be rounded. Raises BadInput if it lacks the dtype."""
         if dtype == "float32" and tf32:
             return self.flops.get("tf32", self.flops["float32"])
-        if dtype not in self.flops:
-            raise BadInput(f"{self.name}: no rate for {dtype}; expected --dtype={' or '.join(self.dtypes())}")
-        return self.flops[dtype]
+        name = "float8" if dtype.startswith("float8") else dtype  # of both kinds
+        if name not in self.flops:
+            expected = "--float8=False" if name == "float8" else f"--dtype={' or '.join(self.dtypes())}"
+            raise BadInput(f"{self.name}: no rate for {name}; expected {expected}")
+        return self.flops[name]
+
+    def peak(self):
+        """FLOP/s of matrix products in half precision, or float32 if that is faster, to which MFU refers."""
+        return max(self.flops[dtype] for dtype in self.dtypes())
 
     def dtypes(self):
         return [dtype for dtype in ("float32", "bfloat16", "float16") if dtype in self.flops]
@@ -71,9 +80,10 @@ def datasheet(name: str) -> Device:
     if not known:
         question = nearest(name, DATASHEETS, key=str.upper)
         raise BadInput(f"--gpu={name}: no such device{question}; expected {', '.join(DATASHEETS)}")
-    float32, tf32, gigabytes, has_bfloat16 = DATASHEETS[known]
+    float32, tf32, float8, gigabytes, has_bfloat16 = DATASHEETS[known]
     half = PEAK_TFLOPS[known]
     rates = {"float32": float32, "tf32": tf32, "float16": half, "bfloat16": half if has_bfloat16 else None}
+    rates["float8"] = float8
     flops = {dtype: rate * 1e12 for dtype, rate in rates.items() if rate}
     return Device(known, "datasheet", flops, gigabytes * 1e9, LAUNCH)
 
@@ -107,9 +117,13 @@ def limits(device: torch.device) -> dict:
     Takes a few seconds on any machine: where products are slow, as in emulated bfloat16, the matrices are smaller.
     """
     rates = {}
-    for name in ["float32", "bfloat16"] + ["tf32", "float16"] * (device.type == "cuda"):
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if device.type == "cuda":
+        kinds |= {"tf32": torch.float32, "float16": torch.float16}
+        kinds |= {} if machine.float8_obstacle(device) else {"float8": INPUT}
+    for name, dtype in kinds.items():
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-        rates[name] = product_rate(torch.float32 if name == "tf32" else getattr(torch, name), device)
+        rates[name] = product_rate(dtype, device)
     number = torch.zeros(1, device=device)
     return {
         "flops": rates,
@@ -128,10 +142,14 @@ def median_seconds(action):
 
 def product_rate(dtype, device):
     """FLOP/s of the largest product of square matrices, by powers of two, that takes at most LONGEST_PRODUCT."""
-    n = SMALLEST
+    n, scale = SMALLEST, torch.ones((), device=device)
+
+    def multiply(a, b):
+        return multiply_rows((a, scale), (b, scale), torch.bfloat16, fast=True) if a.itemsize == 1 else a @ b
+
     while True:
         a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-        seconds = median_seconds(lambda a=a, b=b: a @ b)
+        seconds = median_seconds(lambda a=a, b=b: multiply(a, b))
         if n == LARGEST[device.type] or 8 * seconds > LONGEST_PRODUCT:  # twice the rows take eight times as long
             return 2 * n**3 / seconds
         n *= 2

@@ -124,11 +124,11 @@ def cuda_kernels(note):
         finish = staticmethod(do_nothing)
 
         @staticmethod
-        def target_logits(hidden, weight, columns):
+        def target_logits(hidden, weight, columns, scale=None):
             return columns.new_empty(columns.shape, dtype=torch.float32)
 
         @staticmethod
-        def exp_logits(hidden, weight, shifts, n_real, out, write=True):
+        def exp_logits(hidden, weight, shifts, n_real, out, scale=None, write=True):
             note(aten.mm.default, (hidden, weight.T), {}, out)
             return shifts.new_empty(len(hidden), math.ceil(len(weight) / 128))  # sums of tiles
 

@@ -163,7 +163,7 @@ def predict_row(
         time = predict_time(config, device, device_type, world_size)  # pyright: ignore
         tokens_per_s = config.batch_size * config.context_length / time.seconds
         row |= {"time": time, "seconds": time.seconds, "tokens_per_s": tokens_per_s}
-        row["mfu"] = tokens_per_s * cost["flops_per_token"] / (world_size * max(device.flops.values()))
+        row["mfu"] = tokens_per_s * cost["flops_per_token"] / (world_size * device.peak())
         row["hours"] = cost["tokens"] / tokens_per_s / 3600
     except BadInput as error:
         row["note"] = str(error)

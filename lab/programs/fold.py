@@ -10,6 +10,7 @@ from functools import cache
 
 from lab.programs.edits import Edits, split
 
+WIDTH = 120  # of a line
 # Code that is known while a stage is off, as (reason, field, its value, replacement, calls or other expressions). {0}
 # is a call's first argument; a statement that is left as None or x = x goes. train.py makes these calls at every stage;
 # a shown program omits them.
@@ -136,7 +137,9 @@ class Unannotated(Edits):
             for parameter in ast.walk(node.args):
                 parameter.annotation = None
             written = ast.unparse(node.args).replace("'", '"')
-            start = self.starts[node.lineno - 1] + node.col_offset
+            start, indent = self.starts[node.lineno - 1] + node.col_offset, "\n" + " " * node.col_offset
+            if len(f"{indent}def {node.name}({written}):") > 1 + WIDTH:
+                written = f"{indent}    {written}{indent}"
             self.edits[start, self.span(node.returns)[1]] = f"def {node.name}({written})"
 
 

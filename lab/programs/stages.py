@@ -23,6 +23,7 @@ from nanoladder.config.stages import (
     needs_several,
     paragraphs,
     stage_below,
+    stage_path,
 )
 from nanoladder.errors import BadInput, nearest
 
@@ -36,9 +37,9 @@ SAME = "The program is the same; what it calls changes:"  # of a stage whose pro
 class Stage:
     """A stage or rung. The texts of its docstring are Markdown.
 
-    below: the stage or rung that it stands on; None for the first. group: recipe, devices, speed or memory. change: its
-    assignment, "field: from → to"; empty for the first. parts: {label: text} of its docstring, without the sources,
-    which are [(title, address)]. figures: of a stage [figures.Measured], of a rung {machine: [figures.Scale]}.
+    below: the stage or rung that it stands on; None for the first. group: as group() names it. change: its assignment,
+    "field: from → to"; empty for the first. parts: {label: text} of its docstring, without the sources, which are
+    [(title, address)]. figures: of a stage [figures.Measured], of a rung {machine: [figures.Scale]}.
     """
 
     name: str
@@ -121,14 +122,19 @@ def explanation(name):
 
 
 def group(name: str) -> str:
-    """Names the group of a stage: recipe, devices if it needs several, speed if its key is on by default, or memory."""
+    """Names the group of a stage: recipe, devices if it needs several, memory if it is checkpointing or stands on it.
+
+    Of the others: speed if its key is on by default, else precision.
+    """
     if ladder_of(name) == RECIPE_DIR:
         return "recipe"
     if needs_several(name):
         return "devices"
+    if "checkpointing" in stage_path(name):
+        return "memory"
     off = fields("naive")
     on = name == "naive" or any(repr(DEFAULTS[field]) != off[field] for field in fields(name))
-    return "speed" if on else "memory"
+    return "speed" if on else "precision"
 
 
 def change(name: str) -> str:

@@ -122,6 +122,12 @@ def impossible(c):
         keys = "activation_checkpointing optimizer_in_backward shard tensor_parallel pipeline_parallel"
         why = "it chooses which operators to recompute, and compiled blocks hide them"
         yield keys, f"{why}; expected --activation_checkpointing=every:1, or --compile=False"
+    if c.float8 and c.tensor_parallel > 1:
+        yield "float8 tensor_parallel", "a matrix has one scale, and no process has all of it; expected --float8=False"
+    if c.float8 and (c.n_embd % 16 or c.context_length // c.context_parallel % 16):
+        why = "tensor cores read float8 in rows of 16 numbers"
+        expected = "expected n_embd and the tokens of a sequence, in each process, to be multiples of 16"
+        yield "float8 n_embd context_length context_parallel", f"{why}; {expected}"
     if c.optimizer_in_backward and (changes := differing(c, IN_BACKWARD)):
         why = "each weight is updated, and its gradient freed, before the others are ready"
         advice = f"expected --optimizer_in_backward=False, or {as_options(changes)}"

@@ -58,6 +58,7 @@ class Config:
     compile: bool = True  # compile the model with torch.compile
     loss_chunks: int | Literal["auto"] = "auto"  # chunks of tokens for the loss; 0: none; auto: by size
     cuda_graph: bool = True  # on a GPU, capture the kernels of a step, and launch them by one call
+    float8: bool = False  # multiply matrices in float8, on GPUs from Hopper on (H100)
     activation_checkpointing: str = "none"  # recompute activations: none | every:K | sqrt | selective
     micro_batch_size: int | Literal["auto"] = 0  # sequences per forward; 0: all; auto: as many as fit
     # optimizer; sgd, adafactor and lion take a multiple of learning_rate

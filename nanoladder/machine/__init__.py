@@ -11,6 +11,7 @@ from nanoladder.machine.device import (
     keep_cache_sound,
     peak_flops,
 )
+from nanoladder.machine.float8 import float8_obstacle, use_float8
 from nanoladder.machine.graph import can_capture, capture_obstacle, replay
 from nanoladder.machine.memory import (
     allow_open_files,

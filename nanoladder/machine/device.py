@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend
 from nanoladder.config import Config
 from nanoladder.config import check as check_config
 from nanoladder.errors import BadInput
+from nanoladder.machine.float8 import float8_obstacle
 from nanoladder.machine.precision import choose_dtype, require_torchao
 from nanoladder.private import attention_backend, compile_tanh_by_exp, compiled_libraries
 from operators import uses_blocks
@@ -147,6 +148,8 @@ def check(config: Config, device: torch.device) -> str:
     kernel = attention_kernel(config, device)
     if config.optimizer == "adamw8bit":
         require_torchao()
+    if config.float8 and (obstacle := float8_obstacle(device)):
+        raise BadInput(f"float8=True: {obstacle}; expected --float8=False")
     if config.compile:
         keep_cache_sound()
     if device.type == "mps" and config.activation_checkpointing != "none" and config.dropout > 0:

@@ -88,6 +88,8 @@ def choices(config, device, attention):
     """Returns {name: choice made on this machine and its reason}."""
     compiled = "each block" if config.compiles_blocks else "the model"
     step = [f"compile: {compiled if config.compile else 'off'}"]
+    if config.float8:
+        step.append(f"float8: {float8(config, device)}")
     if config.cuda_graph:
         obstacle = machine.capture_obstacle(config, device)
         step.append(f"CUDA graph: {f'off ({obstacle})' if obstacle else 'on'}")
@@ -135,10 +137,21 @@ def dtype(config, device):
 
 
 def loss(config, device):
-    n_tokens = count_tokens(config, parallel.world_size())
-    n_logits = math.ceil(config.padded_vocab_size / parallel.mesh().sizes.tensor)
-    if n_chunks := count_chunks(config.loss_chunks, n_tokens, n_logits, config.n_embd):
+    if n_chunks := loss_chunks(config):
         slow = device.type == "cuda" and triton_obstacle()
         without = f", in PyTorch's operations, as Triton does not run here: {slow}" if slow else ""
         return f"logits and loss in {several(n_chunks, 'chunk')}{without}"
     return f"all logits at once ({'they are few' if config.loss_chunks == 'auto' else 'as requested'})"
+
+
+def loss_chunks(config):
+    n_logits = math.ceil(config.padded_vocab_size / parallel.mesh().sizes.tensor)
+    return count_chunks(config.loss_chunks, count_tokens(config, parallel.world_size()), n_logits, config.n_embd)
+
+
+def float8(config, device):
+    if device.type == "cpu":
+        return "blocks (emulated here, and slow)"
+    in_bfloat16 = machine.choose_dtype(config.dtype, device) == torch.bfloat16
+    by_exponentials = in_bfloat16 and loss_chunks(config) and not config.logit_softcap and not triton_obstacle()
+    return "blocks and logits" if by_exponentials else "blocks"

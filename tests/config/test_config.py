@@ -194,6 +194,9 @@ IMPOSSIBLE = [
     ),
     ({"optimizer_in_backward": True}, ["optimizer_in_backward=True", "grad_clip=1.0", "--grad_clip=0"]),
     (IN_BACKWARD | {"micro_batch_size": 8}, ["micro_batch_size=8", "--micro_batch_size=0"]),
+    ({"float8": True, "tensor_parallel": 2}, ["float8=True", "tensor_parallel=2", "--float8=False"]),
+    ({"float8": True, "n_embd": 24, "n_head": 3}, ["float8=True", "n_embd=24", "multiples of 16"]),
+    ({"float8": True, "context_length": 32, "context_parallel": 4}, ["context_parallel=4", "multiples of 16"]),
     ({"optimizer": "galore", "shard": "full"}, ["optimizer=galore", "shard=full", "--optimizer=adamw8bit"]),
 ]
 

@@ -18,7 +18,7 @@ from nanoladder.errors import writing
 
 FOLDER = Path(__file__).parent
 GROUPS = {"speed": "Speed, on by default", "memory": "Memory, on request", "devices": "Many devices"}
-GROUPS["recipe"] = "Recipe: token efficiency"
+GROUPS |= {"precision": "Lower precision, on request", "recipe": "Recipe: token efficiency"}
 HOW_TO_READ = "Climb with ← →: each stage is one change, marked in the program; beside it stands what a step gains."
 
 

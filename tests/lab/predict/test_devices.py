@@ -31,6 +31,9 @@ def test_a_gpu_is_found_by_its_name_and_for_an_unknown_one_the_nearest_are_named
         devices.datasheet("H10")
     with pytest.raises(BadInput, match="T4: no rate for bfloat16; expected --dtype=float32 or float16"):
         devices.datasheet("T4").rate("bfloat16")
+    assert devices.datasheet("H100").rate("float8_e5m2") == 2 * devices.datasheet("H100").peak() + 1e12  # rounded: 989
+    with pytest.raises(BadInput, match="A100: no rate for float8; expected --float8=False"):
+        devices.datasheet("A100").rate("float8_e4m3fn")
 
 
 @pytest.mark.slow

@@ -179,6 +179,16 @@ def test_products_count_by_the_dtype_of_their_inputs(chunks, device_type):
     assert {op.dtype for op in work.operations} == {"", "bfloat16"}
 
 
+@pytest.mark.parametrize("device_type, in_head", [("cpu", 0), ("cuda", 2)])
+def test_float8_multiplies_the_blocks_matrices_and_on_a_gpu_the_chunks_logits(device_type, in_head):
+    config = small(dtype="bfloat16", loss_chunks=2, compile=False, float8=True)
+    _, _, [(_, work)] = predict.traces(config, device_type, 1)
+    kinds = [op.dtype for op in work.operations if op.name == "_scaled_mm"]
+    assert kinds == 4 * config.n_layer * ["float8_e4m3fn"] + 8 * config.n_layer * ["float8_e5m2"]
+    logits = [op for op in work.operations if op.name == "mm" and op.dtype == "float8_e4m3fn"]
+    assert len(logits) == in_head
+
+
 @pytest.mark.slow
 def test_micro_batches_repeat_the_forward_and_backward_but_not_the_update():
     whole, cut = (predict.predict_time(small(micro_batch_size=size), DEVICE) for size in (0, 1))

@@ -60,6 +60,7 @@ CHANGES = {
     "checkpointing": ("recompute(block, x, use_reentrant=False)", ""),
     "grad_accumulation": ("batch.split(config.batch_size // 4)", ""),
     "low_memory_optimizer": ("optimizer = optim.build(groups, model, config)", "from torchao.optim import AdamW8bit"),
+    "float8": ("machine.use_float8(model.blocks)", "return scaled_mm(a, b.t(), a_scale, b_scale"),
     "ddp": ("parallel.DistributedDataParallel(model", "dist.init_process_group("),
     "shard": ("parallel.fully_shard(", "fsdp.fully_shard(block"),
     "tensor_parallel": ("parallel.apply_tensor_parallel(", '"attention.qkv": ColwiseParallel()'),
