@@ -24,7 +24,7 @@ OURS = ("operators", "nanoladder", "model", "train")
 TITLE = '''\
 """A GPT and the loop that trains it, in one file: python PROGRAM.py FOLDER [--n_layer=4 --max_steps=100 ...]
 
-FOLDER holds train.bin and val.bin, token ids as data/*/prepare.py or nanoGPT writes them. The file prints losses,
+It reads token ids, FOLDER/train.bin and val.bin, as data/*/prepare.py or nanoGPT writes them. It prints losses,
 {ending}
 Left out, and in train.py: resuming, checkpoints during training, metrics and curves, checks of the data and the keys.
 """

@@ -130,7 +130,7 @@ class Share:
 
 
 def train(folder, config):
-    """Trains a model and prints its losses, in nats per token. At the end, saves it and prints a sample of its text."""
+    """Trains a model on the tokens of a folder, and prints its losses, in nats per token."""
     device = set_up(config)
     model = build_model(config, device)
     optimizer = build_optimizer(model, config)
