@@ -179,7 +179,7 @@ def test_it_resumes_after_ctrl_c_and_says_what_is_known(world, run, most):
     world.most = most
     done, _, before = run()
     assert done.code == 130 and len(before) >= most - 2 and world.running == 0
-    assert ("not known yet" in done.out) == (most < 9) and ("not screened yet" in done.out) == (most == 20)
+    assert ("rate is not known yet" in done.out) == (most < 9) and ("not screened yet" in done.out) == (most == 20)
     assert not world.steps
     world.most = None
     assert run()[1]["late"]["verdict"] == "holds"
