@@ -174,6 +174,14 @@ def write_folder(folder, train, val, vocab_size, dtype="uint16", encoding=None, 
     return folder
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that matplotlib saves, in order; nothing is rendered."""
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
+    return figures
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
     """Path of the ladder as a page, which the first test process that needs it builds for all."""

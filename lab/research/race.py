@@ -10,7 +10,7 @@ With --nanogpt=PATH there are two: nanoGPT, the command that its README gives fo
 code of that checkout; and ours, this config.
 
 A time is a whole command's, from its start to its exit: imports, compilation from an empty cache and validation count.
-A loss is that of a finished schedule; the picture's curves are training losses. The same command continues.
+A loss is that of a finished schedule; the picture shows training losses by themselves. The same command continues.
 """
 
 import dataclasses
@@ -49,6 +49,7 @@ HOW_TO_READ = """A time is a whole command's: imports, compilation from an empty
 that of a finished schedule. speedup: the time of {first} with the same seed divided by this, in brackets an interval \
 (docs/measuring.md)."""
 COUNTED = {"what": "counted"}  # a row beside the runs
+MARGIN = 0.15  # of the losses in the picture
 SAME = "dataset", "context_length", "eval_windows"  # keys that a validation loss depends on
 
 
@@ -166,24 +167,34 @@ def report(results, rows, first):
 
 
 def draw(results, path):
-    """Draws training losses, and validation losses at the end, against the time, to a PNG."""
+    """Draws the validation losses at the end, which are compared, and below them training losses, to a PNG.
+
+    Both are drawn against the time since the command was typed.
+    """
     from matplotlib.figure import Figure  # loads slowly
 
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axis = figure.subplots()
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    ends, curves = figure.subplots(2, 1, sharex=True)
     runs = results["runs"]
     unit, time, key, loss = units(runs)
+    for name in dict.fromkeys(run["name"] for run in runs):
+        seconds, losses = (stats.by_seed(runs, name, figure).values() for figure in ("seconds", key))
+        label = f"{LABELS[name]}: {statistics.median(seconds) / unit:.1f} {time}"
+        ends.plot([each / unit for each in seconds], losses, "o", color=COLORS[name], label=label)
     for run in runs:
-        *curve, end = ([seconds / unit, bpb * run[key] / run["bpb"]] for seconds, bpb in run["curve"])
+        curve = [[seconds / unit, bpb * run[key] / run["bpb"]] for seconds, bpb in run["curve"][:-1]]
         size = 1 + len(curve) // 20  # losses averaged into a point: single ones are noisy
         points = [np.mean(curve[i : i + size], axis=0) for i in range(0, len(curve), size)]
-        label = LABELS[run["name"]] if run["seed"] == 0 else None
-        axis.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1, label=label)
-        axis.plot(*end, color=COLORS[run["name"]], marker="o")
-    first = stats.by_seed(runs, runs[0]["name"], key).values()
-    axis.axhline(statistics.fmean(first), color="black", linewidth=0.8, linestyle=":")
-    draw_counted(axis, {name: each[key] for name, each in results.get("counted", {}).items()})
-    axis.set(xlabel=f"{time} since the command was typed", ylabel=f"{loss}: training; ● validation", xlim=(0, None))
-    axis.grid(alpha=0.3)
-    axis.legend()
+        curves.plot(*zip(*points, strict=True), color=COLORS[run["name"]], linewidth=1)
+    target = statistics.fmean(stats.by_seed(runs, runs[0]["name"], key).values())
+    ends.axhline(target, color="black", linewidth=0.8, linestyle=":", label="the loss to reach")
+    low, high = (choose([target, *(run[key] for run in runs)]) for choose in (min, max))
+    low, high = low - MARGIN, high + MARGIN
+    counted = {name: each[key] for name, each in results.get("counted", {}).items()}
+    draw_counted(ends, {name: each for name, each in counted.items() if low < each < high})
+    ends.set(ylabel=f"validation, at the end\n({loss})", ylim=(low, high), xlim=(0, None))
+    curves.set(xlabel=f"{time} since the command was typed", ylabel=f"training, on the way\n({loss})")
+    for axis in (ends, curves):
+        axis.grid(alpha=0.3)
+    ends.legend()
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

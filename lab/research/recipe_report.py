@@ -13,6 +13,20 @@ from nanoladder.config import differences
 
 KINDS = ("tokens", "step", "alone", "without")  # factors of tokens: of the base's, of the row's before, ...
 COLORS = {"holds": "tab:green", "costs": "tab:red"}
+PANELS = [  # of the picture: the kind of its factors, the colors of verdicts, a title, and what the factors are
+    (
+        "tokens",
+        COLORS,
+        "up to each rung: green holds, red costs, gray not significant",
+        "the base's tokens ÷ the recipe's",
+    ),
+    (
+        "without",
+        {"holds": "tab:orange", "costs": "tab:purple"},
+        "left out: orange is missed, purple is not, gray not significant",
+        "tokens without the rung ÷ with all",
+    ),
+]
 HOW_TO_READ = f"""\
 **tokens ×**: the tokens after which the base, by its curve, has the loss of the recipe up to this rung, divided by
 the tokens of the recipe (≥, ≤: a bound). **step ×**: the same, but against the row kept before it. **alone ×**: this
@@ -174,13 +188,16 @@ def draw(curve, rows, path):
     """Draws the base's curve, with the losses of the screening on it, and the factors of tokens, to a PNG."""
     from matplotlib.figure import Figure  # loads slowly
 
+    reached = {row["name"]: row for row in rows if "tokens" in row}
+    left_out = {f"without {row['name']}": row for row in rows if row["note"] and "without" in row}
     figure = Figure(figsize=(13, 6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    columns = figure.add_gridspec(1, 2)
+    left = figure.add_subplot(columns[0])
     lengths = [curve.low * (curve.high / curve.low) ** (k / 100) for k in range(101)]
     left.plot(lengths, [curve.loss(length) for length in lengths], color="black", label="the base: its curve")
     left.plot(*zip(*sorted(curve.points.items()), strict=True), "ko", label="and whole runs")
     height, gap = -math.inf, (curve.loss(curve.low) - curve.loss(curve.high)) / 30
-    for row in sorted((row for row in rows if "tokens" in row), key=lambda row: -row["screened"][1]):
+    for row in sorted(reached.values(), key=lambda row: -row["screened"][1]):
         loss, color = curve.loss(row["screened"][1]), color_of(row)
         height = max(loss, height + gap)  # labels do not overlap
         left.plot(row["screened"], [loss, loss], color=color, linewidth=1, marker=".")
@@ -192,21 +209,26 @@ def draw(curve, rows, path):
     left.set_xticks(ticks := sorted(curve.points), [f"{tick:g}" for tick in ticks])
     left.minorticks_off()
     left.legend()
-    measured = {row["name"]: row for row in rows if "tokens" in row}
-    measured |= {f"without {row['name']}": row for row in rows if row["note"] and "without" in row}
-    for place, row in enumerate(measured.values()):
-        each = row["without" if row["note"] else "tokens"]
-        right.barh(place, each["times"], color=color_of(row), alpha=0.6)
-        right.plot([each["low"], each["high"]], [place, place], color="black", marker="|")
-    right.set_yticks(range(len(measured)), measured)
-    right.invert_yaxis()
-    right.axvline(1.0, color="black", linewidth=0.8)
-    right.set(xlabel=f"tokens × of the base, or of the recipe without the rung; {LEVEL:.0%} intervals")
-    right.set_title("green: holds, red: costs, gray: not significant or not confirmed")
-    for axis in (left, right):
-        axis.grid(alpha=0.3)
+    left.grid(alpha=0.3)
+    panels = [(some, *panel) for some, panel in zip((reached, left_out), PANELS, strict=True) if some]
+    grid = columns[1].subgridspec(len(panels), 1, height_ratios=[len(some) + 1 for some, *_ in panels])
+    for place, panel in enumerate(panels):
+        draw_bars(figure.add_subplot(grid[place]), *panel)
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
 
 
-def color_of(row):
-    return COLORS.get(row["verdict"], "tab:gray")
+def draw_bars(axis, rows, kind, colors, title, label):
+    """Draws factors of tokens as bars that begin at 1, no change, with their intervals."""
+    for place, row in enumerate(rows.values()):
+        axis.barh(place, row[kind]["times"] - 1, left=1.0, color=color_of(row, colors), alpha=0.6)
+        axis.plot([row[kind]["low"], row[kind]["high"]], [place, place], color="black", marker="|")
+    axis.set_yticks(range(len(rows)), rows)
+    axis.invert_yaxis()
+    axis.axvline(1.0, color="black", linewidth=0.8)
+    axis.set_xlabel(f"{label}; {LEVEL:.0%} intervals")
+    axis.set_title(title, fontsize=10)
+    axis.grid(alpha=0.3)
+
+
+def color_of(row, colors=COLORS):
+    return colors.get(row["verdict"], "tab:gray")

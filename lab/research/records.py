@@ -30,6 +30,7 @@ MARGIN = 0.005  # bits per byte above the naive loop's loss; rounding alone move
 SUFFIXES = (".py", ".patch", ".jsonl", ".png")  # of an entry's files
 OURS = ("README.md", LOCK)  # further ones
 CHECK = "check"  # the kind of its runs
+COLORS = "tab:blue", "tab:orange", "tab:green", "tab:purple"  # of machines
 HEAD = re.compile(r"# (?P<title>.+)\n+By (?P<by>.+), (?P<date>\d{4}-\d\d-\d\d)\.")
 REFUSED = re.compile(r"^Refused: (.+)", re.MULTILINE)
 
@@ -294,27 +295,30 @@ def changes(trial, other):
 
 
 def draw(path: Path) -> None:
-    """Draws the speedup over the entries, a line for each machine, to a PNG."""
+    """Draws the speedup over the entries to a PNG: those that hold on a machine are joined, the others are hollow."""
     from matplotlib.figure import Figure  # loads slowly
 
     names, figure = [entry.name for entry in entries()], Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
-    for machine, runs in measured().items():
-        logs = {names[0]: [0.0]} | {entry.name: log_speedups(results) for entry, results in runs.items()}
-        x, y = [names.index(name) for name in logs], np.array([stats.mean_ratio(each) for each in logs.values()])
-        low, high = (np.exp([end(each) for each in logs.values()]) for end in (min, max))
-        axis.errorbar(x, y, [y - low, high - y], marker="o", capsize=3, label=machine)
-        for spot in zip(x, y, strict=True):
-            axis.annotate(f"{spot[1]:.1f}×", spot, (6, 6), textcoords="offset points")
-    axis.set(
-        yscale="log",
-        ylabel="speedup over the naive loop (range of seeds)",
-        xlim=(-0.3, len(names) - 0.5),
-    )
+    for color, (machine, runs) in zip(COLORS, measured().items(), strict=False):
+        line, drawn = [(0, 1.0)], {"color": color, "marker": "o"}
+        for entry, results in runs.items():
+            logs, (text, holds) = log_speedups(results), verdict(results)
+            spot = names.index(entry.name), stats.mean_ratio(logs)
+            note = "" if holds and not entry.refused else f" {'refused' if entry.refused else text.partition(' (')[0]}"
+            axis.annotate(f"{spot[1]:.1f}×{note}", spot, (8, -12), textcoords="offset points")
+            for interval in stats.intervals({entry: logs} if len(logs) >= stats.LEAST else {}).values():
+                axis.plot([spot[0]] * 2, np.exp(interval[1:]), color=color, marker="_")
+            if note:
+                axis.plot(*spot, fillstyle="none", **drawn)
+            else:
+                line.append(spot)
+        axis.plot(*zip(*line, strict=True), label=machine, **drawn)
+    axis.set(yscale="log", ylabel=f"speedup over the naive loop ({stats.LEVEL:.0%} intervals)", xlim=(-0.3, len(names)))
     ticks = 1, 2, 5, 10, 20, 50
     axis.set_yticks(ticks, [f"{tick}×" for tick in ticks])
     axis.minorticks_off()
     axis.set_xticks(range(len(names)), names)
     axis.grid(alpha=0.3)
-    axis.legend()
+    axis.legend(title="filled: holds; hollow: does not hold, or not yet")
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))

@@ -93,6 +93,24 @@ def test_each_seed_s_runs_are_compared_and_none_is_run_twice(run, tmp_path):
     assert run().out == done.out and len(Player.runs) == 9
 
 
+def test_the_picture_compares_validation_losses_and_has_training_losses_apart(tmp_path, drawn):
+    runs = [
+        {"name": name, "seed": seed, "seconds": seconds, "loss": 2.0, "bpb": 1.0, "curve": [[1.0, 0.5], [seconds, 1.0]]}
+        for name, seconds in (("naive", 600.0), ("both", 60.0))
+        for seed in (0, 1)
+    ]
+    race.draw({"runs": runs, "counted": {"bigrams": {"bpb": 1.1}, "unigrams": {"bpb": 9.0}}}, tmp_path / "race.png")
+    ends, curves = drawn[0].axes
+    compared = {line.get_label(): line for line in ends.lines if line.get_marker() == "o"}
+    assert {label: [*line.get_xdata()] for label, line in compared.items()} == {
+        "the naive loop: 10.0 minutes": [10.0, 10.0],
+        "and the second ladder's recipe: 1.0 minutes": [1.0, 1.0],
+    }
+    assert all(set(line.get_ydata()) == {1.0} for line in compared.values())
+    assert [[*line.get_ydata()] for line in curves.lines] == [[0.5]] * 4
+    assert [text.get_text() for text in ends.texts] == ["bigrams"]
+
+
 def test_a_loss_that_is_missed_is_said(run):
     Player.missed = (1,)
     assert "missed with seed 1" in run().out

@@ -11,7 +11,8 @@ from conftest import flags, replace, tiny
 
 import train
 from lab.measure import cli, modes, runs, training
-from lab.research import recipe
+from lab.research import recipe, recipe_report
+from lab.research.equivalent_tokens import Curve
 from lab.research.protocol import TrainingRun
 from nanoladder.run import load_config
 from nanoladder.run.metrics import read_metrics
@@ -110,6 +111,18 @@ def run(dense, tmp_path, run_main):
         return done, rows, trials
 
     return run
+
+
+def test_the_picture_shows_rungs_that_were_left_out_apart_from_the_recipe(tmp_path, drawn):
+    factor, note = {"times": 3.5, "low": 3.0, "high": 4.0}, "kept at another scale: holds"
+    together = {"name": "together", "note": None, "verdict": "holds", "tokens": factor, "screened": [0.5, 2.0]}
+    rows = [together, {"name": "good", "note": note, "verdict": "holds", "without": factor}]
+    recipe_report.draw(Curve({0.25: 5.0, 1.0: 4.0, 2.0: 3.5}), rows, tmp_path / "recipe.png")
+    _, reached, left_out = drawn[0].axes
+    shown = {axis: [text.get_text() for text in axis.get_yticklabels()] for axis in (reached, left_out)}
+    assert shown == {reached: ["together"], left_out: ["without good"]}
+    (bar,), (other,) = reached.patches, left_out.patches
+    assert bar.get_facecolor() != other.get_facecolor() and (other.get_x(), other.get_width()) == (1.0, 2.5)
 
 
 @pytest.mark.slow

@@ -157,6 +157,19 @@ def test_a_check_says_first_what_it_will_do_and_how_long(monkeypatch):
     assert "beside 002_known. It can be" in referee.plan(["002_known", "003_new"], 2)
 
 
+def test_the_picture_joins_only_entries_that_hold(at_home, drawn):
+    folder = write_entry(at_home / "records" / "003_new", activation="relu2")
+    write_results(records.read_entry(folder))
+    for text, joined, note in (HEAD, [0, 2], "2.5×"), (f"{HEAD}\nRefused: it saw the seeds.\n", [0], "2.5× refused"):
+        (folder / "README.md").write_text(text)
+        records.draw(at_home / "records.png")
+        (axis,) = drawn[-1].axes
+        (line,) = [line for line in axis.lines if line.get_label().startswith("a CPU")]
+        assert [*line.get_xdata()] == joined and note in [text.get_text() for text in axis.texts]
+        low, high = next(line.get_ydata() for line in axis.lines if line.get_marker() == "_")
+        assert low < 2.5 < high
+
+
 def test_results_of_other_files_have_no_row_and_are_named(at_home):
     folder = write_entry(at_home / "records" / "003_new", activation="relu2")
     write_results(entry := records.read_entry(folder))
