@@ -2,6 +2,8 @@
 
 The learning rate follows a cosine. Its peak, its end and beta2 come from the config: they are tuned before anything is
 compared with this rung.
+Try: `python train.py config/recipe_small.py --recipe=base --max_steps=200 --eval_interval=200 --out_dir=out/base` ends
+with the validation loss that the rungs lower.
 Source:
 - Radford et al. 2019:
   https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf

@@ -5,6 +5,8 @@ Stands on: smear
 What: `F.relu(x).square()` instead of GELU.
 Why: found by a search over programs; most of its outputs are zero.
 Cost: none; cheaper than GELU.
+Try: `python -c "import torch; x = torch.randn(10**6).relu().square(); print((x == 0).float().mean())"`: half of its
+outputs are zero, where GELU has none.
 Source:
 - So et al. 2021, "Primer": https://arxiv.org/abs/2109.08668
 """

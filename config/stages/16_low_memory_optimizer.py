@@ -9,6 +9,8 @@ Cost: quantization error, and one compiled kernel per tensor, built in the first
 small kernels per tensor. docs/optimizers.md has more optimizers, some with even less state.
 Tried: on a CPU it was slower: with a model as small as the quickstart's, the 8-bit update took a step from 215 ms to
 520.
+Try: `python profile.py config/gpt2.py --mode=predict --gpu=H100 --vocab_size=50257 --batch_size=32 --micro_batch_size=0
+--stages=grad_accumulation,low_memory_optimizer`: the optimizer's 1 GB becomes a quarter.
 Source:
 - Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization": https://arxiv.org/abs/2110.02861
 - torchao.optim: https://docs.pytorch.org/ao/stable/api_reference/api_ref_optim.html

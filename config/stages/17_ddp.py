@@ -8,6 +8,8 @@ Cost: in each step every process sends and receives about 8 bytes per parameter,
 gradients and its optimizer state.
 Tried: we let DDP rebuild its buckets after the first step, as it does by default, and four processes no longer resumed
 bit for bit; so it now gets the final order at the start.
+Try: `torchrun --standalone --nproc_per_node=2 train.py config/recipe_small.py --compile=False --max_steps=20
+--eval_windows=16 --out_dir=out/ddp`: two processes, and the losses of one.
 Source:
 - Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training":
   https://arxiv.org/abs/2006.15704

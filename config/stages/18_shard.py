@@ -10,6 +10,8 @@ Cost: at most one and a half times the bytes that ddp sends; full gathers and re
 is compiled block by block. One process alone shards nothing.
 Tried: before FSDP2 we used PyTorch's ZeroRedundancyOptimizer to shard optimizer state; after loading a checkpoint it
 kept AdamW's step counters on the CPU.
+Try: `torchrun --standalone --nproc_per_node=2 train.py config/recipe_small.py --compile=False --max_steps=20
+--eval_windows=16 --shard=full --out_dir=out/shard`: the losses of one process, in less memory each.
 Source:
 - Rajbhandari et al. 2020, "ZeRO": https://arxiv.org/abs/1910.02054
 - Zhao et al. 2023, "PyTorch FSDP": https://arxiv.org/abs/2304.11277

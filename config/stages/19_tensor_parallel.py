@@ -11,6 +11,8 @@ many in the backward. Nothing hides them, so they need the fast links within a n
 inputs of qkv and fc for the backward.
 Tried: on the two cores of an EPYC we got 1.2 times the speed of one process, where context_parallel got 1.5: without
 fast links, use it only for models that do not fit.
+Try: `torchrun --standalone --nproc_per_node=2 train.py config/recipe_small.py --compile=False --max_steps=20
+--eval_windows=16 --tensor_parallel=2 --out_dir=out/tensor`: the losses of one process; the header says what each holds.
 Source:
 - Shoeybi et al. 2019, "Megatron-LM": https://arxiv.org/abs/1909.08053
 - Korthikanti et al. 2022, on the sequence: https://arxiv.org/abs/2205.05198

@@ -11,6 +11,8 @@ and two in the backward; for keys and values n / 2 times as many, in an all-gath
 the keys and values of all tokens: 2 of the 16 numbers that a block keeps for a token and a channel.
 Tried: at first we let the queries keep alive the projection that they are a view of, and with it the keys and values,
 so memory fell less than it should.
+Try: `torchrun --standalone --nproc_per_node=2 train.py config/recipe_small.py --compile=False --max_steps=20
+--eval_windows=16 --context_parallel=2 --out_dir=out/context`: the losses of one process.
 Source:
 - Jacobs et al. 2023, "DeepSpeed Ulysses", exchanges heads: https://arxiv.org/abs/2309.14509
 - Llama team 2024, "The Llama 3 Herd of Models", section 3.3.2, gathers keys and values:

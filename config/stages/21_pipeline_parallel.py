@@ -11,6 +11,9 @@ Cost: the bubble, when stages wait for the first micro-batch or the last one: (p
 stages and m micro-batches. The interleaved schedule halves it.
 Tried: we also had the zero-bubble schedule and removed it: it splits every operator's backward in two, which the
 chunked loss supports only from PyTorch 2.13 on.
+Try: `torchrun --standalone --nproc_per_node=2 train.py config/recipe_small.py --compile=False --max_steps=20
+--eval_windows=16 --pipeline_parallel=2 --micro_batch_size=4 --out_dir=out/pipeline`: the losses of one process; the
+header predicts the bubble.
 Source:
 - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters":
   https://arxiv.org/abs/2104.04473

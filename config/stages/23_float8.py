@@ -11,6 +11,8 @@ Hopper multiplies rows by rows, take time that only large matrices repay: nanoch
 CPU emulates the blocks' products. Validation is in float8, too; `evaluate.py` and `sample.py` are not.
 Tried: on random numbers we gave every row a scale, and rounded scales to powers of two. A product of e4m3 is exact to
 3.7 % in all three cases, so each tensor has one scale.
+Try: `python -c "import torch; print(torch.tensor([1.05, 1.1, 448.0]).to(torch.float8_e4m3fn).float())"` prints 1.0,
+1.125 and 448: between 1 and 2 e4m3 has eight numbers, and 448 is its largest.
 Source:
 - Micikevicius et al. 2022, "FP8 Formats for Deep Learning": https://arxiv.org/abs/2209.05433
 - torchao's float8 training: https://docs.pytorch.org/ao/stable/workflows/training.html

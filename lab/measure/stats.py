@@ -37,7 +37,7 @@ class Interval(NamedTuple):
     high: float
 
     @property
-    def significant(self):
+    def significant(self) -> bool:
         """True if the interval excludes zero, no difference."""
         return self.low > 0 or self.high < 0
 

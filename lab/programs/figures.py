@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from lab.measure import summary, tables
 from lab.measure.machine import machine_in_words
 from lab.measure.results import read, read_results
 from lab.programs.bundle import FOLDER
-from nanoladder.config import stage_names
+from nanoladder.config import DEFAULTS, apply, parse_arguments, stage_names
 from nanoladder.config.stages import needs_several
 from nanoladder.errors import BadInput
 
@@ -32,7 +31,7 @@ SCALING = {  # stages of several processes: the mode that measures them
     stage: "scaling" if stage == "ddp" else f"scaling-{stage.removesuffix('_parallel')}"
     for stage in filter(needs_several, stage_names())
 }
-DATASET = "--dataset="  # the command-line argument
+CODE = "code"  # the word for the recipe configs' own corpus
 
 
 class Measured(NamedTuple):
@@ -47,11 +46,16 @@ class Measured(NamedTuple):
 class Scale(NamedTuple):
     """Figures of the second ladder on one machine, at one scale."""
 
-    name: str
+    corpus: str
     parameters: int  # of the base
     on: list  # rungs that the base has already
+    max_steps: int  # of a run of length 1
     rows: dict  # {row: its figures}
-    corpus: str = ""  # the dataset, unless it is the config's own
+
+    def steps(self, rung):
+        """The steps of the runs that judge a rung: of its own row or, if it was only left out, of the whole recipe."""
+        rows = (self.rows.get(rung, {}), *reversed(self.rows.values()))
+        return round(self.max_steps * next(row["length"] for row in rows if row.get("length")))
 
 
 @cache
@@ -116,23 +120,30 @@ def recipes():
 
 
 def rung_scales(name):
-    """Returns {machine: the Scales at which a rung was measured}."""
-    chosen = {machine: [each for each in every if "verdict" in each.rows.get(name, ())] for machine, every in scales()}
-    return {machine: every for machine, every in chosen.items() if every}
+    """Returns {machine: the Scales at which a rung was measured}: code first, and the longest runs."""
+    chosen = {}
+    for machine, every in scales():
+        if known := [each for each in every if {"verdict", "alone"} & each.rows.get(name, {}).keys()]:
+            chosen[machine] = sorted(known, key=lambda scale: order(scale, name))
+    return dict(sorted(chosen.items(), key=lambda item: order(item[1][0], name)))
+
+
+def order(scale, rung):
+    return scale.corpus != CODE, scale.corpus, -scale.steps(rung)
 
 
 @cache
 def scales():
-    """Returns [(machine, its Scales: the smallest model first, on the config's own dataset before others)]."""
+    """Returns [(machine, its Scales)]."""
     machines = {}
     for path in sorted(RESULTS.glob("*/*/recipe.json")):
-        results, (machine, name) = read(path, ["rows"]), path.parts[-3:-1]
-        base, name = results["rows"][0], name.removeprefix("recipe_").replace("_", " ")
-        rows = {row["name"]: row for row in results["rows"]}
-        corpus = next((word.removeprefix(DATASET) for word in results["config"] if word.startswith(DATASET)), "")
-        scale = Scale(name, base["parameters"], results.get("on") or [], rows, corpus)
+        results, (machine, _) = read(path, ["rows"]), path.parts[-3:-1]
+        paths, _, given = parse_arguments(results["config"])
+        steps = apply([FOLDER / path for path in paths], given, DEFAULTS)["max_steps"]
+        base, rows = results["rows"][0], {row["name"]: row for row in results["rows"]}
+        scale = Scale(given.get("dataset", CODE), base["parameters"], results.get("on") or [], steps, rows)
         machines.setdefault(machine, []).append(scale)
-    return [(machine, sorted(every, key=attrgetter("parameters", "corpus"))) for machine, every in machines.items()]
+    return list(machines.items())
 
 
 def describe_machine(folder: str) -> str:

@@ -5,9 +5,12 @@ import re
 import textwrap
 
 from lab.measure import tables
+from lab.measure.machine import machine_in_words
 from lab.programs import figures
 from lab.programs.bundle import FOLDER
-from lab.programs.stages import BOTH, SAME, describe, gain
+from lab.programs.sentences import gain, worth
+from lab.programs.sentences import measured as gained
+from lab.programs.stages import BOTH, SAME, describe
 from nanoladder.config import stage_names
 from nanoladder.config.stages import RECIPE_DIR, fields, needs_several, reason, stage_below, tree
 
@@ -21,6 +24,7 @@ CLIMB = {  # the README's rows: the stage that ends each, on an H200
     "chunked loss, CUDA graph": "cuda_graph",
 }
 KINDS = ("speed", "memory")  # of a stage's figures
+FIRST, SHOWN = "naive", ("Attention", "train_step")  # the first stage, and what its section shows of its program
 
 
 def page() -> str:
@@ -34,20 +38,26 @@ def page() -> str:
 
 
 def section(stage):
-    """Returns the page's section on a stage, with its diff to the stage below; the first shows train_step instead."""
-    if stage.below is None:
-        step = next(node for node in ast.parse(stage.program).body if getattr(node, "name", "") == "train_step")
-        code = f"```python\n{ast.get_source_segment(stage.program, step)}\n```"
-        text = [*explanation(stage), code, f"`python ladder.py show {stage.name}`"]
-    else:
-        text = [f"`{stage.change}`", *explanation(stage), *([SAME] if stage.same_program else [])]
-        text.append(f"```diff\n{stage.diff}\n```")
-        text += [f"`{path}`:\n\n```python\n{source}\n```" for path, source in stage.definitions]
-        for machine, values in relative(stage).items():
-            measured = [f"{kind} {value}" for kind, value in zip(KINDS, values, strict=True) if value]
-            text += [f"Measured on {machine}: {', '.join(measured)}."] if measured else []
+    """Returns the page's section on a stage: words and figures first, then code; what it newly calls is folded."""
+    text = [stage.reason, *([f"`{stage.change}`"] if stage.below else []), *explanation(stage), *measured(stage)]
+    if stage.below:
+        text += [SAME] if stage.same_program else []
+        text += [f"```diff\n{stage.diff}\n```", *(folded(*definition) for definition in stage.definitions)]
         text.append(f"`python ladder.py diff {stage.name}`")
-    return "\n\n".join([f"## {stage.name}", stage.reason, *text]) + "\n"
+    elif stage.group == "recipe":
+        text.append(f"Its program is that of [{FIRST}](#{FIRST}).")
+    else:
+        nodes = {getattr(node, "name", ""): node for node in ast.parse(stage.program).body}
+        text += [f"```python\n{ast.get_source_segment(stage.program, nodes[part])}\n```" for part in SHOWN]
+        text.append(f"`python ladder.py show {stage.name}`")
+    return "\n\n".join([f"## {stage.name}", *text]) + "\n"
+
+
+def folded(path, source):
+    """Returns a definition, under a line that unfolds it."""
+    n_lines = len(source.splitlines())
+    summary = f"newly called, in {path}: {n_lines} line{'s' if n_lines > 1 else ''}"
+    return f"<details><summary>{summary}</summary>\n\n```python\n{source}\n```\n\n</details>"
 
 
 def explanation(stage):
@@ -55,6 +65,22 @@ def explanation(stage):
     sources = [f"- [{title}]({address})" for title, address in stage.sources]
     labeled = [f"**{label}:** {text}" for label, text in stage.parts.items()]
     return [*filter(None, [stage.introduction]), *labeled, "\n".join(["**Source:**", *sources])]
+
+
+def measured(stage):
+    """Returns the paragraph on what a stage gains: on the machines of docs/results.md, or those of its own mode."""
+    if stage.group == "recipe":
+        texts = {figures.describe_machine(machine): worth(stage.name, each) for machine, each in stage.figures.items()}
+        texts = texts if stage.below else {}
+    elif stage.group == "devices":
+        scaling = [each for each in stage.figures if each.mode != "ladder"]
+        texts = {machine_in_words(each.results["machine"]): f"{gained(each, stage.name)}." for each in scaling}
+    else:
+        ladders = {each.key: each for each in stage.figures}
+        texts = {machine: gained(ladders[key], stage.name) for machine, key in figures.SHOWN.items()}
+        texts = {machine: f"{text}." for machine, text in texts.items() if text}
+    lines = [f"- {machine}: {text}" for machine, text in texts.items()]
+    return ["\n".join(["**Measured:**", *lines])] if lines else []
 
 
 def relative(stage):

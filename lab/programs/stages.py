@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import cache, cached_property
 from pathlib import Path
 
-from lab.programs import diffs, figures
+from lab.programs import diffs, figures, glossary
 from lab.programs.bundle import standalone
 from nanoladder.config import DEFAULTS, stage_names
 from nanoladder.config.stages import (
@@ -28,14 +28,14 @@ from nanoladder.config.stages import (
 from nanoladder.errors import BadInput, nearest
 
 BOTH = [*stage_names(STAGES_DIR), *stage_names(RECIPE_DIR)]  # names of all stages and rungs
-LABELS = ("Stands on", "What", "Why", "Cost", "Tried", "Source")  # of a docstring's parts, in this order
+LABELS = ("Stands on", "What", "Why", "Cost", "Tried", "Try", "Source")  # of a docstring's parts, in this order
 SOURCE = re.compile(r"- (.+):\s+(https://\S+)")
-SAME = "The program is the same; what it calls changes:"  # of a stage whose program has no diff
+SAME = "The program is the same; the definitions that it calls change:"  # of a stage whose program has no diff
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A stage or rung. The texts of its docstring are Markdown.
+    """A stage or rung. The texts of its docstring are Markdown, with links to the glossary.
 
     below: the stage or rung that it stands on; None for the first. group: as group() names it. change: its assignment,
     "field: from → to"; empty for the first. parts: {label: text} of its docstring, without the sources, which are
@@ -82,9 +82,11 @@ def describe(name: str, paths: Iterable[Path] = ()) -> Stage:
 
     Raises BadInput if the name is unknown, or the docstring malformed, with its line.
     """
-    texts = explanation(name)
+    reason, introduction, parts, sources = explanation(name)
+    introduction, *texts = glossary.link([introduction, *parts.values()])
+    parts = dict(zip(parts, texts, strict=True))
     measured = figures.rung_scales(name) if group(name) == "recipe" else figures.stage_figures(name, paths)
-    return Stage(name, stage_below(name), group(name), change(name), *texts, measured)
+    return Stage(name, stage_below(name), group(name), change(name), reason, introduction, parts, sources, measured)
 
 
 def explanation(name):
@@ -109,8 +111,8 @@ def explanation(name):
         check(stage, number, f"Stands on {text!r}: no such stage{nearest(text, stage_names(folder))}")
         del known[: known.index(label) + 1]
         parts[label] = text
-    required = ["What", "Why", "Cost", *(["Tried"] if folder != RECIPE_DIR else []), "Source"]
-    missing = [label for label in (required if stage_below(name) else ["Source"]) if label not in parts]
+    required = ["What", "Why", "Cost", *(["Tried"] if folder != RECIPE_DIR else []), "Try", "Source"]
+    missing = [label for label in (required if stage_below(name) else ["Try", "Source"]) if label not in parts]
     check(not missing, number, f"no {' and no '.join(missing)} in the docstring, which ends here")
     sources = []
     for item in re.split(r"\n(?=- )", parts.pop("Source")):
@@ -142,11 +144,3 @@ def change(name: str) -> str:
     before = fields_up_to(below) if (below := stage_below(name)) else {}
     changed = {field: value for field, value in fields(name).items() if before and before[field] != value}
     return ", ".join(f"{field}: {before[field]} → {value}" for field, value in changed.items())
-
-
-def gain(rows: list[dict]) -> str:
-    """Describes the gain of all stages, by rows of --mode=ladder: of the default stages, then with those for memory."""
-    first, *others = (row for row in rows if "seconds" in row)
-    tops = {group(row["name"]): row for row in others if "gains" in row}.values()  # not of too few rounds
-    gains = [f"up to {row['name']}, {' as fast in '.join(figures.compared(row, first))} less memory" for row in tops]
-    return f"Against naive, all stages together: {'; '.join(gains)}."

@@ -30,7 +30,6 @@ MARGIN = 0.005  # bits per byte above the naive loop's loss; rounding alone move
 SUFFIXES = (".py", ".patch", ".jsonl", ".png")  # of an entry's files
 OURS = ("README.md", LOCK)  # further ones
 CHECK = "check"  # the kind of its runs
-COLORS = "tab:blue", "tab:orange", "tab:green", "tab:purple"  # of machines
 HEAD = re.compile(r"# (?P<title>.+)\n+By (?P<by>.+), (?P<date>\d{4}-\d\d-\d\d)\.")
 REFUSED = re.compile(r"^Refused: (.+)", re.MULTILINE)
 
@@ -300,8 +299,8 @@ def draw(path: Path) -> None:
 
     names, figure = [entry.name for entry in entries()], Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
-    for color, (machine, runs) in zip(COLORS, measured().items(), strict=False):
-        line, drawn = [(0, 1.0)], {"color": color, "marker": "o"}
+    for n, (machine, runs) in enumerate(measured().items()):
+        color, line = f"C{n}", [(0, 1.0)]
         for entry, results in runs.items():
             logs, (text, holds) = log_speedups(results), verdict(results)
             spot = names.index(entry.name), stats.mean_ratio(logs)
@@ -310,10 +309,10 @@ def draw(path: Path) -> None:
             for interval in stats.intervals({entry: logs} if len(logs) >= stats.LEAST else {}).values():
                 axis.plot([spot[0]] * 2, np.exp(interval[1:]), color=color, marker="_")
             if note:
-                axis.plot(*spot, fillstyle="none", **drawn)
+                axis.plot(*spot, color=color, marker="o", fillstyle="none")
             else:
                 line.append(spot)
-        axis.plot(*zip(*line, strict=True), label=machine, **drawn)
+        axis.plot(*zip(*line, strict=True), color=color, marker="o", label=machine)
     axis.set(yscale="log", ylabel=f"speedup over the naive loop ({stats.LEVEL:.0%} intervals)", xlim=(-0.3, len(names)))
     ticks = 1, 2, 5, 10, 20, 50
     axis.set_yticks(ticks, [f"{tick}×" for tick in ticks])

@@ -3,15 +3,17 @@
 import html
 import json
 import re
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from string import Template
 
 from lab.measure.machine import machine_in_words
-from lab.programs import figures
+from lab.programs import figures, glossary
 from lab.programs.html import programs, rung_cards, stage_cards
 from lab.programs.html.elements import Markup, join, tag
-from lab.programs.stages import BOTH, describe, gain, group
+from lab.programs.sentences import gain
+from lab.programs.stages import BOTH, describe, group
 from nanoladder import files
 from nanoladder.config.stages import RECIPE_DIR, tree
 from nanoladder.errors import writing
@@ -48,6 +50,7 @@ def page(paths=()):
         rail=rail(),
         stages="\n".join(article(describe(name, paths)) for name in BOTH),
         lines="\n".join(lines),
+        words=words(),
         ladder=embedded(ladder),
         script=read("climb.js"),
     )
@@ -89,22 +92,42 @@ def article(stage):
 def opening(stage):
     """Returns the first stage's opening: the gain of all stages, and how to read the page."""
     if stage.group == "recipe":
-        return tag("p", "The second ladder makes a step worth more: the same loss after fewer tokens.")
+        text = "The second ladder makes a step worth more: the same loss after fewer tokens."
+        return tag("p", text, class_="opening")
     _, _, results, rows = figures.shown()
     more = f" Measured on {machine_in_words(results['machine'])}. {HOW_TO_READ}"
-    return tag("p", tag("strong", gain(rows.values())), more)
+    return tag("p", tag("strong", gain(rows.values())), more, class_="opening")
 
 
 def text(stage):
     """Returns a stage's explanation as HTML: its introduction, then a list of the labeled parts and the sources."""
-    paragraphs = [f"<p>{block}</p>" for block in inline(stage.introduction).split("\n\n") if block]
     links = (tag("a", inline(title), href=address, rel="noreferrer") for title, address in stage.sources)
     sources = "\n".join(["<ul>", *(f"<li>{link}</li>" for link in links)])
-    parts = {label: inline(text) for label, text in stage.parts.items()} | {"Source": f"{sources}</ul>"}
+    parts = {label: prose(text) for label, text in stage.parts.items()} | {"Source": f"{sources}</ul>"}
     labeled = [f"<dt>{label}</dt>\n<dd>{text}</dd>" for label, text in parts.items()]
-    return "\n".join([*paragraphs, "<dl>", *labeled, "</dl>"])
+    return "\n".join([prose(stage.introduction), "<dl>", *labeled, "</dl>"])
+
+
+def prose(text):
+    """Returns paragraphs of Markdown, and indented formulas, as HTML."""
+    blocks = [block for block in re.split(r"\n{2,}", text) if block]
+    return "\n".join(
+        f"<pre>{html.escape(textwrap.dedent(block), quote=False)}</pre>"
+        if block.startswith("    ")
+        else f"<p>{inline(block)}</p>"
+        for block in blocks
+    )
 
 
 def inline(text):
-    """Escapes a text for HTML; `code` in it becomes an element."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False)))
+    """Escapes a text for HTML. `code` becomes an element, and a word of the glossary a button that explains it."""
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    return Markup(glossary.LINK.sub(r"<button type=button class=word popovertarget=word-\2>\1</button>", text))
+
+
+def words():
+    """Returns the glossary's words, each of which appears when its button is pressed."""
+    return "\n".join(
+        f"<p id=word-{glossary.anchor(word)} class=meaning popover><b>{word}</b>: {inline(text)}</p>"
+        for word, text in glossary.words().items()
+    )

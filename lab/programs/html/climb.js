@@ -13,7 +13,7 @@ const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 
 // A stage: its name, the number of the stage that it stands on, the positions of its lines in the table of all, and
 // its functions [name, first line, last line], and the positions of its file's lines in `alone`.
-// changes: {a: {b: [from, to, from, to] of lines that differ}} for a < b.
+// changes: {a: {b: [lines that are equal, then removed, then added, again and again]}} for a < b.
 const { stages, changes, alone } = JSON.parse(find("ladder").textContent);
 const numbers = new Map(stages.map(({ name }, n) => [name, n]));
 const lines = [...find("lines").content.children];
@@ -55,12 +55,14 @@ function row(stage, n, tag) {
 
 function* rowsOf(base, stage) {
   const [a, b] = [Math.min(base, stage), Math.max(base, stage)];
-  let n = 0;
-  for (const change of a === b ? [] : changes[a][b]) {
-    const [i, i2, j, j2] = a === base ? change : [...change.slice(2), ...change.slice(0, 2)];
-    while (n < j) yield row(stages[stage], n++, "div");
-    for (let old = i; old < i2; old++) yield row(stages[base], old, "del");
-    while (n < j2) yield row(stages[stage], n++, "ins");
+  let [n, old] = [0, 0];
+  const counts = a === b ? [] : changes[a][b];
+  for (let k = 0; k < counts.length; k += 3) {
+    const [equal, first, second] = counts.slice(k, k + 3);
+    const [removed, added] = a === base ? [first, second] : [second, first];
+    for (let i = 0; i < equal; i++, old++) yield row(stages[stage], n++, "div");
+    for (let i = 0; i < removed; i++) yield row(stages[base], old++, "del");
+    for (let i = 0; i < added; i++) yield row(stages[stage], n++, "ins");
   }
   while (n < stages[stage].lines.length) yield row(stages[stage], n++, "div");
 }
@@ -113,22 +115,21 @@ const below = () => view.base ?? stages[view.stage].on ?? view.stage;
 function draw() {
   const rows = [...rowsOf(below(), view.stage)];
   const changed = rows.filter((row) => row.changed);
-  program.replaceChildren(...(view.plain ? hunks(rows) : nested(rows)));
+  const first = (view.base ?? stages[view.stage].on) === null; // has no diff
+  const plain = view.plain && !first;
+  program.replaceChildren(...(plain ? hunks(rows) : nested(rows)));
   program.classList.toggle("quiet", view.quiet);
-  if (view.plain && !changed.length) {
-    const first = (view.base ?? stages[view.stage].on) === null;
-    const text = first ? "The ladder starts here: climb to see a diff." : "Both programs are the same.";
-    program.append(make("p", { textContent: text }));
-  }
+  if (plain && !changed.length) program.append(make("p", { textContent: "Both programs are the same." }));
   const mechanism = find(stages[view.stage].name).querySelector(".mechanism");
   if (view.base === null) program.append(mechanism.cloneNode(true));
   jumps = rows.filter((row, n) => row.changed && !rows[n - 1]?.changed).map(({ element }) => element);
   find("jump").textContent = jumps.length ? `↓ ${plural(jumps.length, "change")}` : "No changes";
   find("jump").disabled = !jumps.length;
-  find("quiet").hidden = view.plain;
-  for (const [id, on] of [["whole", !view.plain], ["plain", view.plain], ["quiet", view.quiet]]) press(id, on);
+  find("plain").disabled = first;
+  find("quiet").hidden = plain;
+  for (const [id, on] of [["whole", !plain], ["plain", plain], ["quiet", view.quiet]]) press(id, on);
   program.scrollTop = 0;
-  if (!view.plain) jump("instant");
+  if (!plain) jump("instant");
   const added = changed.filter((row) => row.added).length;
   return `${plural(added, "line")} added, ${changed.length - added} removed`;
 }
@@ -170,7 +171,7 @@ function show() {
   find("down").replaceChildren(...(path[1] === undefined ? [] : [link(path[1])]));
   find("up").replaceChildren(...standingOn(stage).map(link));
   find("place").textContent = `${stage + 1} of ${stages.length}`;
-  find("against").options[0].textContent = path[1] === undefined ? "no stage below" : `${stages[path[1]].name}, below`;
+  find("against").options[0].textContent = path[1] === undefined ? "nothing below" : `${stages[path[1]].name}, below`;
   find("against").value = view.base === null ? "" : stages[view.base].name;
   const several = path.includes(numbers.get("ddp"));
   find("command").textContent = `${several ? "torchrun --nproc_per_node=2" : "python"} ${stages[stage].name}.py data/python_stdlib`;
@@ -273,7 +274,7 @@ document.addEventListener("click", (event) => {
 });
 program.addEventListener("click", ({ target }) => {
   const part = target.closest("summary")?.parentElement; // not yet toggled
-  if (part) view.folded.set(part.dataset.name, part.open);
+  if (part?.dataset.name) view.folded.set(part.dataset.name, part.open);
 });
 find("against").addEventListener("change", ({ target }) => go(view.stage, numbers.get(target.value) ?? null));
 find("whole").addEventListener("click", () => choose({ plain: false }));

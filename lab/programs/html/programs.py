@@ -46,7 +46,7 @@ def table():
 
     stages: [{name, on: the number of the stage that it stands on, lines: positions among the distinct ones, parts,
     alone: positions of the standalone program's lines among all `alone`}].
-    changes: {a: {b: [first and last line in a, and in b, of each change]}} for the stages' numbers, a < b.
+    changes: {a: {b: [lines that are equal, then removed, then added, again and again]}} for the stages' numbers, a < b.
     """
     positions, alone, stages, names = {}, {}, [], BOTH
     for name in names:
@@ -63,20 +63,25 @@ def table():
     changes = {n: {} for n in range(len(names))}
     for (n, a), (m, b) in itertools.combinations(enumerate(names), 2):
         matcher = diffs.matcher(diffs.script(a).splitlines(), diffs.script(b).splitlines())
-        changes[n][m] = [lines for kind, *lines in matcher.get_opcodes() if kind != "equal"]
+        changes[n][m], end = [], 0
+        for kind, i, i2, j, j2 in matcher.get_opcodes():
+            if kind != "equal":
+                changes[n][m] += [i - end, i2 - i, j2 - j]
+                end = i2
     return list(positions), {"stages": stages, "changes": changes, "alone": list(alone)}
 
 
 def mechanism(stage):
-    """Returns the definitions in nanoladder/ that a stage's program newly calls, as HTML; empty if there are none.
+    """Returns the definitions in nanoladder/ that a stage's program newly calls, as HTML, folded.
 
-    If the program is the same, returns the lines that change in what it calls.
+    If the program is the same, returns the lines that change in the definitions that it calls. Empty if there are none.
     """
     blocks = []
     for path, source in stage.definitions if stage.below else []:
-        lines = (f"<p class=line>{line}</p>" for line in highlight(source))
-        blocks += [f"<p class=hunk>newly called, in {path}</p>", *lines]
+        lines = [f"<p class=line>{line}</p>" for line in highlight(source)]
+        summary = f"<summary class=called>newly called, in {path}: {len(lines)} lines</summary>"
+        blocks += [f"<details>{summary}", *lines, "</details>"]
     if stage.same_program:
         lines = (f"<p class=line><code>{html.escape(line, quote=False)}</code></p>" for line in stage.diff.splitlines())
-        blocks += ["<p class=hunk>changed in what it calls</p>", *lines]
+        blocks += ["<p class=hunk>changed in the definitions that it calls</p>", *lines]
     return "\n".join(blocks)

@@ -8,15 +8,12 @@ from typing import NamedTuple
 from lab.measure import tables
 from lab.measure.machine import machine_in_words
 from lab.measure.summary import row_below
-from lab.programs import figures
+from lab.programs import figures, sentences
 from lab.programs.html.elements import bars_table, card, join, table, tag
-
-UNCHANGED = "no measurable change"
 
 
 class Chart(NamedTuple):
     title: str
-    compared: str
     unit: str
     total: str  # the figure of a row
     mark: str  # the figure that is marked in its bar
@@ -41,15 +38,14 @@ def gigabytes(size, whole=None):
 
 PARTS = {"weights": "weights", "optimizer": "optimizer state", "activations": "activations"}
 PARTS |= {"rest": "gradients, temporary", "kept gradients": "kept gradients"}
-TIME = Chart("Time of a step", "the speed of", "ms", "seconds", "limit", time_parts, tables.KINDS, tables.milliseconds)
-MEMORY = Chart("Memory of a step", "as small as", "GB", "peak", "none", memory_parts, PARTS, gigabytes)
+TIME = Chart("Time of a step", "ms", "seconds", "limit", time_parts, tables.KINDS, tables.milliseconds)
+MEMORY = Chart("Memory of a step", "GB", "peak", "none", memory_parts, PARTS, gigabytes)
 
 
 def options(paths=()):
     """The machines to choose from, as the options of a list."""
     ladders = figures.measured("ladder", paths).items()
-    names = {key: machine_in_words(each.results["machine"]) for key, each in ladders}
-    names = {key: f"{name.removesuffix(', native bfloat16')}: {key.partition('/')[2]}" for key, name in names.items()}
+    names = {key: f"{machine_in_words(each.results['machine'])}: {key.partition('/')[2]}" for key, each in ladders}
     return join(*(tag("option", name, value=key) for key, name in names.items()))
 
 
@@ -107,14 +103,20 @@ def chart_section(chart, rows, row):
 
 def verdict(chart, row, other):
     """Compares a row with another one, as text; good, bad or the same."""
-    text = f"{other['peak'] / row['peak']:.2f}×" if chart is MEMORY else tables.gain(row, other["name"])
-    if "×" not in text:
-        words = f"{text.replace('≈ 1', UNCHANGED)} against" if text else "too few rounds to compare with"
-        return tag("p", f"{words} {other['name']}", class_="verdict")
-    ratio, _, interval = text.partition(" ")
-    kind = "same" if ratio == "1.00×" else "good" if float(ratio[:-1]) > 1 else "bad"
-    words = f" {chart.compared} {other['name']} "
-    return tag("p", tag("strong", ratio), words, tag("small", interval), class_="verdict", data_kind=kind)
+    if chart is MEMORY:
+        text = sentences.memory(row["peak"], other["peak"])
+        kind = {"less": "good", "more": "bad"}.get(text.rpartition(" ")[2], "same")
+        words = f" memory {'as' if kind == 'same' else 'than'} {other['name']}"
+        return tag("p", tag("strong", text), words, class_="verdict", data_kind=kind)
+    interval = row.get("gains", {}).get(other["name"])
+    if interval is None:
+        return tag("p", f"too few rounds to compare with {other['name']}", class_="verdict")
+    ratio, _, limits = tables.gain(row, other["name"]).partition(" (")
+    if not interval.significant:
+        return tag("p", f"no measurable change ({limits} against {other['name']}", class_="verdict")
+    kind = "good" if interval.middle > 0 else "bad"
+    words = f" the speed of {other['name']} ", tag("small", f"({limits}")
+    return tag("p", tag("strong", ratio), *words, class_="verdict", data_kind=kind)
 
 
 def scaling_card(measured):

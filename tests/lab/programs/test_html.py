@@ -18,7 +18,8 @@ from lab.programs import diffs, figures
 from lab.programs.figures import SCALING, Measured, Scale
 from lab.programs.html import build, rung_cards, stage_cards
 from lab.programs.html.elements import Markup, tag
-from lab.programs.stages import BOTH, describe, gain, group
+from lab.programs.sentences import gain, outcome, worth
+from lab.programs.stages import BOTH, describe, group
 from nanoladder.config import stage_names
 from nanoladder.config.stages import RECIPE_DIR
 from nanoladder.errors import BadInput
@@ -58,7 +59,7 @@ def test_texts_are_escaped():
     assert "<" not in build.embedded(value) and json.loads(build.embedded(value)) == value
     texts = {"introduction": "a < b, `x & y`", "parts": {"Why": "c > d"}, "sources": [("<b>", "https://a.b/?c&d")]}
     shown = build.text(dataclasses.replace(describe("amp"), **texts))
-    assert "<p>a &lt; b, <code>x &amp; y</code></p>" in shown and "<dd>c &gt; d</dd>" in shown
+    assert "<p>a &lt; b, <code>x &amp; y</code></p>" in shown and "<dd><p>c &gt; d</p></dd>" in shown
     assert '<a href="https://a.b/?c&amp;d" rel="noreferrer">&lt;b&gt;</a>' in shown
     assert tag("p", "<b>", Markup("<i>"), title='"<', class_="x") == '<p title="&quot;&lt;" class="x">&lt;b&gt;<i></p>'
 
@@ -166,9 +167,9 @@ def test_verdicts_and_figures(row, said):
 def test_memory_has_its_verdict_too():
     naive, less, same = ({"name": name, "peak": peak} for name, peak in (("naive", 300), ("amp", 100), ("tf32", 300)))
     for row, other, said in (
-        (less, naive, 'good"><strong>3.00×</strong> as small as naive'),
-        (naive, less, 'bad"><strong>0.33×</strong> as small as amp'),
-        (same, naive, 'same"><strong>1.00×</strong> as small as naive'),
+        (less, naive, 'good"><strong>67 % less</strong> memory than naive'),
+        (naive, less, 'bad"><strong>200 % more</strong> memory than amp'),
+        (same, naive, 'same"><strong>the same</strong> memory as naive'),
     ):
         assert said in stage_cards.verdict(stage_cards.MEMORY, row, other)
 
@@ -183,28 +184,36 @@ def test_a_rung_of_the_recipe_shows_what_it_is_worth():
         "without": step | {"bound": "≥ "},
         "ms": 1.25,
         "gain": 1.2,
+        "length": 0.5,
     }
     left_out = {"note": "kept at another scale: holds", "verdict": "holds", "without": step | {"times": 3.47}}
-    small = Scale("small", 1_300_000, [], {"muon": row})
-    scales = [small, Scale("medium", 7_400_000, ["rotary"], {"muon": left_out})]
+    small = Scale("code", 1_300_000, [], 200, {"muon": row})
+    scales = [small, Scale("prose", 7_400_000, ["rotary"], 120, {"muon": left_out, "together": {"length": 0.25}})]
     shown = words(rung_cards.rung_card("amd-epyc-2-threads-bf16", "muon", scales))
     assert shown.startswith("AMD EPYC, 2 threads, native bfloat16 ") and "kept at another scale" not in shown
-    assert "small 1.3 M medium 7.4 M tokens × 1.50 (1.40–1.60) over the last kept 1.50 (1.40–1.60) without" in shown
-    assert "≥ 1.50 (1.40–1.60) 3.47 (1.40–1.60) time of a step × 1.25 gain 1.20" in shown and " alone 1" not in shown
     assert (
-        "At 1.3 million parameters muon saves tokens: the recipe before it needs 1.50 times as many; at 7.4 million "
-        "parameters the finished recipe without muon needs 3.47 times the tokens."
+        "tokens × over the last kept without time of a step × gain code 1.3 M, 100 steps 1.50 (1.40–1.60) 1.50" in shown
+    )
+    assert "(1.40–1.60) ≥ 1.50 (1.40–1.60) 1.25 1.20 prose 7.4 M, 30 steps, base with 1 rung 3.47 (1.40–1.60)" in shown
+    assert (
+        "On code, 1.3 million parameters: after 100 steps muon saves tokens: the recipe before it needs 1.50 times as "
+        "many (1.40–1.60). On prose, 7.4 million parameters: after 30 steps the finished recipe without muon needs "
+        "3.47 times the tokens (1.40–1.60)."
     ) in shown
-    assert shown.endswith("The base of medium has rotary.")
+    assert shown.endswith("The base with 1 rung has rotary.")
     assert words(rung_cards.rung_card("nowhere", "muon", [small])).startswith("nowhere Tokens")
 
 
-def test_what_a_rung_is_worth_on_another_corpus_is_reported_separately():
+def test_scales_of_one_size_and_corpus_share_a_sentence_and_code_comes_first():
     saves, costs = ({"note": None, "verdict": verdict, "step": {"times": 1.5}} for verdict in ("holds", "costs"))
-    code = Scale("small", 1_300_000, [], {"muon": saves})
-    assert rung_cards.sentence("muon", [code, code._replace(rows={"muon": costs}, corpus="prose")]) == (
-        "At 1.3 million parameters muon saves tokens: the recipe before it needs 1.50 times as many; at 1.3 million "
-        "parameters on prose muon costs tokens: the recipe before it needs 1.50 times as many."
+    code = Scale("code", 1_300_000, [], 100, {"muon": saves | {"length": 1.0}})
+    longer, prose = code._replace(max_steps=300), code._replace(corpus="prose", rows={"muon": costs | {"length": 9.0}})
+    scales = sorted([prose, code, longer], key=lambda scale: figures.order(scale, "muon"))
+    assert scales == [longer, code, prose]
+    assert worth("muon", scales) == (
+        "On code, 1.3 million parameters: after 300 steps muon saves tokens: the recipe before it needs 1.50 times as "
+        "many; after 100 steps muon saves tokens: the recipe before it needs 1.50 times as many. On prose, 1.3 million "
+        "parameters: after 900 steps muon costs tokens: the recipe before it needs 1.50 times as many."
     )
 
 
@@ -227,14 +236,14 @@ def test_what_a_rung_is_worth_on_another_corpus_is_reported_separately():
 )
 def test_every_verdict_on_a_rung_is_said_in_words(row, said):
     note = "kept at another scale" if "without" in row else None
-    assert rung_cards.outcome("x", row | {"note": note}) == said
+    assert outcome("x", row | {"note": note}) == said
 
 
 def test_every_rung_has_a_card_in_words():
     """Every measured rung has a sentence, and one that no run has measured says so."""
     for rung in stage_names(RECIPE_DIR)[1:]:
         shown = words(rung_cards.section(describe(rung)))
-        assert f"No run has measured {rung} yet." == shown or re.search(r"At [\d.]+ million parameters .*\.", shown)
+        assert f"No run has measured {rung} yet." == shown or re.search(r"On code, [\d.]+ million parameters: ", shown)
         assert not re.search(r"amd-epyc|another scale|fresh lr|kept yes", shown), rung
     assert {"muon", "ema"} <= set(re.findall(r'href="#(\w+)"', rung_cards.section(describe("base"))))
     unmeasured = dataclasses.replace(describe("muon"), figures={})
