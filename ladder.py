@@ -111,7 +111,7 @@ def print_diff(options):
     """
     a, b = (options.name, options.other) if options.other else (stage_below(options.name), options.name)
     if not a:
-        raise BadInput(f"{b} is the first stage; expected `python ladder.py show {b}`, or a later stage")
+        raise BadInput(f"{b} is the first of its ladder; expected `python ladder.py show {b}`, or a later one")
     lines = list(diffs.diff(a, b))
     if not (lines or options.other):
         print(f"{stages.change(b)}. {stages.SAME}\n")

@@ -1,6 +1,6 @@
 """GPT-2 124M for `profile.py --mode=recipe` on one GPU, a run of 0.5 billion tokens. It has not been run here yet.
 
-Expected: Muon takes 1.35 (modded-nanogpt) to 1.4 times fewer tokens than tuned AdamW at this size, and 1.1 times
+Expected: tuned AdamW takes 1.35 (modded-nanogpt) to 1.4 times Muon's tokens at this size, and 1.1 times
 at 1.2 billion parameters (Wen et al. 2025, "Fantastic Pretraining Optimizers": https://arxiv.org/abs/2509.02046).
 """
 

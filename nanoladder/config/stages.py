@@ -41,8 +41,8 @@ def ladder_of(name: str, *folders: Path) -> Path:
     folders = folders or (STAGES_DIR, RECIPE_DIR)
     ladders = {stage: folder for folder in folders for stage in files(folder)}
     if name not in ladders:
-        key = "recipe" if folders == (RECIPE_DIR,) else "stage"
-        raise BadInput(f"{key}={name}: no such {key}{nearest(name, ladders)}; `python ladder.py` lists them")
+        key, kind = ("recipe", "rung") if folders == (RECIPE_DIR,) else ("stage", "stage")
+        raise BadInput(f"{key}={name}: no such {kind}{nearest(name, ladders)}; `python ladder.py` lists them")
     return ladders[name]
 
 

@@ -269,7 +269,7 @@ def test_a_new_file_stands_on_the_trunk_unless_it_names_another(tmp_path, monkey
         "  further",
     ]
     assert load_config(["--recipe=rotary"]).optimizer == "muon"
-    with pytest.raises(BadInput, match=r"recipe=second: no such recipe"):
+    with pytest.raises(BadInput, match=r"recipe=second: no such rung"):
         load_config(["--recipe=second"])
 
 
