@@ -53,7 +53,10 @@ def test_every_relative_link_resolves(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_exists(page):
     commands = code(page.read_text(encoding="utf-8"))
-    for script in {*re.findall(r"\bpython (\w[\w/]*\.py)", commands), *re.findall(r"(?<![\w/])config/[\w/]+\.py", commands)}:
+    for script in {
+        *re.findall(r"\bpython (\w[\w/]*\.py)", commands),
+        *re.findall(r"(?<![\w/])config/[\w/]+\.py", commands),
+    }:
         assert (ROOT / script).exists() or script in PLACEHOLDERS, script
     for module in re.findall(r"\bpython -m (lab[\w.]*)", commands):
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
