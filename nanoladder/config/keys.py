@@ -165,6 +165,7 @@ INSTEAD = {  # {page: replacements of another project's names that are not keys 
         "resume_from_step": "init_from=resume",
         "model_tag": "out_dir",
         "device_type": "device",
+        "fp8": "float8",
     },
 }
 OPTIONS = {  # replacements of options that are not keys

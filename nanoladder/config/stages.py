@@ -124,18 +124,25 @@ def reason(name: str) -> str:
 
 
 def tree(folder: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Yields (lines, name) of a ladder's stages, in order. lines: the branch that leads there; none on the trunk."""
+    """Yields (lines, name) of a ladder's stages: the branches from one, then the next of the trunk.
+
+    lines: the branch that leads there; none on the trunk.
+    """
     names = stage_names(folder)
     below = {name: stage_below(name) for name in names}
     above = {name: [other for other in names if below[other] == name] for name in names}
 
     def walk(name, lines, ahead):
         yield lines, name
-        for other in above[name]:
-            if len(above[name]) == 1:
+        branches = [other for other in above[name] if named_below(other)]
+        for other in branches:
+            last = other == branches[-1]
+            if lines and len(branches) == 1:  # the branch goes on
                 yield from walk(other, ahead, ahead)
             else:
-                last = other == above[name][-1]
                 yield from walk(other, ahead + ("└ " if last else "├ "), ahead + ("  " if last else "│ "))
+        for other in above[name]:
+            if other not in branches:  # the trunk goes on
+                yield from walk(other, "", "")
 
     return walk(names[0], "", "")

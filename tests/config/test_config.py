@@ -262,11 +262,11 @@ def test_a_new_file_stands_on_the_trunk_unless_it_names_another(tmp_path, monkey
     }
     assert [branch + name for branch, name in stages.tree()] == [
         "naive",
-        "├ first",
-        "│ new",
-        "│ newer",
         "└ aside",
         "  further",
+        "first",
+        "new",
+        "newer",
     ]
     assert load_config(["--recipe=rotary"]).optimizer == "muon"
     with pytest.raises(BadInput, match=r"recipe=second: no such rung"):
