@@ -53,10 +53,11 @@ class Batches:
     rank: int = 0
     world_size: int = 1
     positions: torch.Tensor | None = None  # (T,) positions to keep of each sequence; None: all
+    at_once: int = 1  # micro-batches in a forward pass of an evaluation
 
-    def share(self, rank, world_size, positions=None):
+    def share(self, rank, world_size, positions=None, at_once=1):
         """Returns the share of process `rank` of `world_size`, only at these positions of each sequence (None: all)."""
-        return replace(self, rank=rank, world_size=world_size, positions=positions)
+        return replace(self, rank=rank, world_size=world_size, positions=positions, at_once=at_once)
 
     def read(self, windows, phases, n_rows):
         """Returns the windows as a Batch of n_rows; rows beyond the windows are padding."""
@@ -123,7 +124,7 @@ class ValidationBatches(Batches):
         windows, n = self.chosen, len(self.chosen)
         share = self.config.batch_size // self.world_size
         # Rows in one forward pass of one process
-        n_rows: int = min(self.config.micro_batch_size or share, share)  # pyright: ignore  auto is resolved
+        n_rows: int = min(self.config.micro_batch_size * self.at_once or share, share)  # pyright: ignore  auto is resolved
         for start in range(0, n, self.world_size * n_rows):
             first = start + self.rank * n_rows
             yield self.read(windows[first : first + n_rows], 0, n_rows)

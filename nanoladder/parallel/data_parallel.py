@@ -11,8 +11,12 @@ from nanoladder.private import OrderedDataParallel
 
 
 def share(batches: Any) -> Any:
-    """Returns this process's share of the batches, which have a method share(rank, world_size, positions)."""
-    return batches.share(mesh().place.data, mesh().sizes.data, positions(batches.config))
+    """Returns this process's share of the batches, which have a method share(rank, world_size, positions, at_once).
+
+    An evaluation passes as many micro-batches at once as a pipeline has processes, so that each works on one.
+    """
+    sizes = mesh().sizes
+    return batches.share(mesh().place.data, sizes.data, positions(batches.config), sizes.pipeline)
 
 
 class DistributedDataParallel(OrderedDataParallel):

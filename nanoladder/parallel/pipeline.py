@@ -73,22 +73,31 @@ class Pipeline(nn.Module):
         self.parts = nn.ModuleList(Stage(model, cut[i], i == 0, i == self.n_stages - 1) for i in self.numbers)
         self.shape = None  # of the batch that the schedule is for
 
-    # -- training
-
     def forward_backward(self, batch, n_tokens):
         """Adds the gradients of the summed loss / n_tokens of a Batch, micro-batch by micro-batch.
 
         Returns the loss () times the number of processes of the pipeline on the last one, 0 on the others, so that the
         mean over all processes is the loss. n_tokens: valid tokens of the batch, () on its device.
         """
-        if self.shape != batch.inputs.shape:
-            self.shape, self.schedule = batch.inputs.shape, self.make_schedule(batch.inputs)
-        self.n_tokens, losses = n_tokens, []
-        inputs = (batch.inputs,) if self.has_first else ()
-        targets = {"target": batch.targets, "targets": batch.targets} if self.has_last else {}
-        self.schedule.step(*inputs, **targets, losses=losses, return_outputs=False)
+        loss = self.pass_through(batch.inputs, batch.targets, n_tokens)
         self.add_tied_gradients()
-        return sum((loss.detach() for loss in losses), torch.zeros_like(n_tokens.float())) * mesh().sizes.pipeline
+        return loss
+
+    def forward(self, tokens, targets):
+        """Token ids and targets (B, T) -> summed loss (), as forward_backward returns it; without gradients."""
+        return self.pass_through(tokens, targets, 1)
+
+    def pass_through(self, tokens, targets, n_tokens):
+        """Runs the schedule; only its forwards unless gradients are enabled. Returns the loss of forward_backward."""
+        if self.shape != tokens.shape:
+            self.shape, self.schedule = tokens.shape, self.make_schedule(tokens)
+        self.n_tokens, losses = n_tokens, []
+        inputs = (tokens,) if self.has_first else ()
+        outputs = {"target": targets, "targets": targets} if self.has_last else {}
+        run = self.schedule.step if torch.is_grad_enabled() else self.schedule.eval
+        run(*inputs, **outputs, losses=losses, return_outputs=False)
+        nothing = torch.zeros((), device=tokens.device)
+        return sum((loss.detach() for loss in losses), nothing) * mesh().sizes.pipeline
 
     def make_schedule(self, inputs):
         """The schedule of batches of inputs (B, T), in micro-batches."""
@@ -96,7 +105,7 @@ class Pipeline(nn.Module):
 
         rows = min(micro_batch_size(self.config, mesh().sizes), len(inputs))
         tokens = torch.empty(rows, inputs.shape[1], dtype=torch.int64, device="meta")
-        sent = torch.empty(self.sent(tokens), device="meta", requires_grad=True)
+        sent = self.sent(tokens).requires_grad_()
         stages = []
         for number, part in zip(self.numbers, self.parts, strict=True):
             shapes: dict = {  # given, because DDP and FSDP2 do not support the trial by which they are found out
@@ -112,11 +121,11 @@ class Pipeline(nn.Module):
         return pipelining.ScheduleInterleaved1F1B(stages, **options)
 
     def sent(self, tokens):
-        """Shape of the activations that a stage sends for tokens (B, T)."""
+        """The activations that a stage sends for tokens (B, T), on the meta device."""
         B, T = tokens.shape
         if self.config.tensor_parallel > 1:  # each process sends its part of the sequence
             T = T // mesh().sizes.tensor
-        return B, T, self.config.n_embd
+        return torch.empty(B, T, self.config.n_embd, device="meta")
 
     @torch.no_grad()
     def add_tied_gradients(self):
@@ -133,20 +142,6 @@ class Pipeline(nn.Module):
         for work in dist.batch_isend_irecv(exchange):
             work.wait()
         gradient += other
-
-    # -- evaluation
-
-    def forward(self, tokens, targets):
-        """Token ids and targets (B, T) -> summed loss () times the processes of the pipeline on the last; else 0."""
-        n, x = mesh().sizes.pipeline, tokens
-        for number, part in zip(self.numbers, self.parts, strict=True):
-            if number > 0:
-                x = torch.empty(self.sent(tokens), device=tokens.device)
-                dist.recv(x, group=group(), group_src=(number - 1) % n)
-            x = part(x, targets)
-            if not part.is_last:
-                dist.send(x, group=group(), group_dst=(number + 1) % n)
-        return x * n if self.has_last else torch.zeros((), device=tokens.device)
 
     # -- the interface of the whole model
 

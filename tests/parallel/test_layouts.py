@@ -330,6 +330,7 @@ def test_evaluations_samples_and_saves_in_the_middle_change_no_loss(dense, docum
     """One run saves, samples and evaluates, the other evaluates averaged weights; both after different steps."""
     layouts = {"ddp": {}} | {shard: {"shard": shard} for shard in ("optimizer", "full", "hybrid")}
     layouts |= {f"data {name}": ALONG[name] for name in ("tensor", "context", "pipeline")}
+    layouts |= {"interleaved": {**INTERLEAVED, "shard": "optimizer", "n_layer": 4}}
     saved = {"save_interval": 2, "sample_interval": 2, "eval_interval": 3}
     averaged = {"save_interval": 0, "eval_interval": 2, "ema": True}
     runs = {}

@@ -156,31 +156,47 @@ def test_owners_take_turns():
     assert owned == [2, 3]
 
 
-def evaluate_pipeline(folder):
-    """Evaluates two batches. The last stage does not end its first before the first stage has begun its second."""
-    config = tiny(pipeline_parallel=2, vocab_size=17, ddp=True)
-    model, batches = train.build_model(config, train.set_up(config)), []
-    part = model.parts[0]
+PIPELINE = {"pipeline_parallel": 2, "n_layer": 4, "vocab_size": 17, "ddp": True}
+INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
 
-    def meet(*_):
-        batches.append(len(batches))
-        if model.has_first:
-            (folder / f"begun {len(batches)}").touch()
-            return
-        deadline = time.monotonic() + 60
-        while not (folder / "begun 2").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
-    part.register_forward_pre_hook(meet)
-    with torch.no_grad():
-        return [model(*torch.zeros(2, 4, 16, dtype=torch.int64)).item() for _ in range(2)]
+def tokens_and_targets():
+    return torch.randint(17, (2, 4, 16), generator=torch.Generator().manual_seed(0)).unbind()
+
+
+def evaluate_pipelines(folder, rows):
+    """Losses of a batch of two micro-batches in each pipeline.
+
+    The last process does not end its first micro-batch before the first process has begun its second.
+    """
+    losses = []
+    for number, keys in enumerate(rows):
+        config = tiny(**keys)
+        model, begun = train.build_model(config, train.set_up(config)), []
+
+        def meet(*_, model=model, begun=begun, number=number):
+            begun.append(1)
+            if model.has_first:
+                (folder / f"{number}: {len(begun)}").touch()
+                return
+            deadline = time.monotonic() + 60
+            while not (folder / f"{number}: 2").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+        for part in model.parts:
+            part.register_forward_pre_hook(meet)
+        with torch.no_grad():
+            losses.append(model(*tokens_and_targets()).item())
+    return losses
 
 
 @pytest.mark.slow
-def test_an_evaluation_has_a_batch_in_every_stage_of_a_pipeline(tmp_path):
-    first, last = run_together(evaluate_pipeline, tmp_path, n=2, folder=tmp_path)
-    assert first == [0, 0] and last[0] == last[1] > 0
+def test_an_evaluation_has_a_micro_batch_in_every_process_of_a_pipeline(tmp_path):
+    rows = [PIPELINE, INTERLEAVED]
+    first, last = run_together(evaluate_pipelines, tmp_path, rows, n=2, folder=tmp_path)
+    losses = [GPT(tiny(**keys))(*tokens_and_targets()).item() for keys in rows]
+    assert first == [0, 0] and last == pytest.approx([2 * loss for loss in losses], rel=1e-6)
 
 
 @pytest.mark.slow
