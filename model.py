@@ -216,6 +216,8 @@ class GPT(nn.Module):
             positions = torch.arange(tokens.shape[1], device=tokens.device)  # (T,)
             x = x + self.position_embedding(positions)
         x = self.dropout(x)
+        if self.config.half_residual and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
         blocks = self.blocks
         if self.config.x0_skip:
             blocks = [partial(block, embedded=x) for block in blocks]

@@ -44,7 +44,7 @@ def parts(**checkouts):
     reference, gpt2 = "profile.py config/reference.py", "profile.py config/gpt2.py"
     ladder, finished = "--mode=ladder --minutes=3", "--minutes=2 --vary"
     bytewise, subwords = "--dataset=python_stdlib_byte", "--dataset=python_stdlib_bpe50257"
-    speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss,cuda_graph"
+    speed = "--stages=naive,tf32,amp,flash,fused_adamw,pad_vocab,compile,chunked_loss,cuda_graph,half_residual"
     small = "profile.py config/recipe_small.py --dataset=python_stdlib --n_embd=192 --n_head=4"
     optimizers = "optimizer=adamw,adamw8bit,sgd,lion,muon,adafactor,galore learning_rate=6e-4,2e-3,6e-3"
     batch_32 = "--batch_size=32 --micro_batch_size=32"

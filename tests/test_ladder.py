@@ -7,7 +7,7 @@ import os
 
 import pytest
 import torch
-from conftest import build, needs_gpu, replace, spy, whole, with_torchao, write_state
+from conftest import RECIPE, build, needs_gpu, replace, spy, whole, with_torchao, write_state
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from nanoladder.config import Config, stage_files, stage_names, stages
 from nanoladder.config.stages import RECIPE_DIR, needs_several, tree
 from nanoladder.data import Batch
 from nanoladder.errors import BadInput
-from nanoladder.run import load_config, metrics
+from nanoladder.run import header, load_config, metrics
 from operators import loss
 
 STAGES = stage_names()
@@ -92,7 +92,7 @@ cached_trajectory = functools.cache(trajectory)  # once for each config
 # Largest difference of a loss over 20 steps. 0: bit-identical, including gradient norms and final weights.
 TOLERANCE = dict.fromkeys(ALONE[1:], 1e-4) | {"amp": 5e-3, "float8": 5e-3}
 TOLERANCE |= dict.fromkeys(["set_to_none", "lazy_metrics", "loader", "allocator", "tf32"], 0)
-TOLERANCE |= dict.fromkeys(["cuda_graph", "checkpointing"], 0)
+TOLERANCE |= dict.fromkeys(["cuda_graph", "checkpointing", "half_residual"], 0)  # after naive, which is in float32
 
 
 def agree(a, b, tolerance):
@@ -307,6 +307,80 @@ def test_amp_multiplies_in_the_dtype_and_keeps_weights_in_float32(tiny, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_amp_trains_the_same_model_in_any_dtype(tiny, dtype):
     agree(cached_trajectory(tiny("naive", dtype=dtype)), cached_trajectory(tiny("naive")), TOLERANCE["amp"])
+
+
+def stream_dtypes(gpt):
+    """Collects the dtypes of what enters and leaves the model's blocks, and of its gradients."""
+    seen = []
+
+    def record(_, inputs, output):
+        for tensor in (inputs[0], output):
+            seen.append(tensor.dtype)
+            tensor.register_hook(lambda gradient: seen.append(gradient.dtype))
+
+    for block in gpt.blocks:
+        block.register_forward_hook(record)
+    return seen
+
+
+STREAMS = [{}, {"dropout": 0.1, "bias": True}, RECIPE, {"activation_checkpointing": "every:1"}, {"micro_batch_size": 4}]
+
+
+@pytest.mark.parametrize("keys", STREAMS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_half_residual_keeps_the_stream_and_its_gradient_in_the_dtype_of_products(tiny, dtype, keys):
+    for half in (False, True):
+        config = tiny("naive", dtype=dtype, half_residual=half, n_layer=2, **keys)
+        state = begin(config)
+        seen = stream_dtypes(state[0])
+        step(config, state)
+        assert len(seen) >= 8 and set(seen) == {getattr(torch, dtype) if half else torch.float32}
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_half_residual_normalizes_in_float32(tiny, norm):
+    """Only the result is rounded: sums in bfloat16 would err by a percent."""
+    normalize = model.GPT(tiny(norm=norm, n_embd=1024)).norm
+    x = (3 + torch.randn(8, 1024)).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = normalize(x)
+    torch.testing.assert_close(ours.double(), normalize.double()(x.double()), rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("keys", [{}, {**RECIPE, "zero_init": False}], ids=["naive", "recipe"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_residual_trains_the_same_model(tiny, dtype, keys):
+    whole = cached_trajectory(tiny("naive", **keys))
+    half = cached_trajectory(tiny("naive", "half_residual", dtype=dtype, **keys))
+    assert not torch.equal(half[0], cached_trajectory(tiny("naive", dtype=dtype, **keys))[0])
+    agree(half, whole, TOLERANCE["amp"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_residual_has_nearly_the_gradients_of_a_whole_stream(tiny, dtype):
+    gradients = {}
+    for half in (False, True):
+        config = tiny("naive", dtype=dtype, half_residual=half, n_layer=4)
+        gpt, *_ = state = begin(config)
+        step(config, state)
+        gradients[half] = {name: parameter.grad for name, parameter in gpt.named_parameters()}
+    for name, gradient in gradients[False].items():
+        assert (gradients[True][name] - gradient).norm() < 0.02 * gradient.norm(), name
+
+
+@pytest.mark.parametrize("dtype, stream", [("float32", "float32, as products are;"), ("bfloat16", "bfloat16;")])
+def test_half_residual_says_where_it_changes_nothing(tiny, dtype, stream):
+    config = tiny("naive", "half_residual", dtype=dtype)
+    assert f"residual stream: {stream}" in header.choices(config, torch.device("cpu"), "")["step"]
+
+
+def test_a_checkpoint_with_half_residual_is_evaluated_as_it_was_trained(tiny, tmp_path):
+    keys = {"dtype": "bfloat16", "attention": "auto", "loss_chunks": "auto", "max_steps": 1, "eval_interval": 1}
+    config = tiny("naive", "half_residual", **keys, out_dir=tmp_path)
+    train.train(config)
+    *_, row = metrics.read_metrics(tmp_path / "metrics.jsonl")
+    gpt, cpu = checkpoint.load_gpt(tmp_path / "last.safetensors"), torch.device("cpu")
+    assert train.evaluate(gpt, data.open_dataset(config).val, config, cpu) == row["val_loss"]
 
 
 @pytest.mark.parametrize("stage, stored", [("amp", True), ("flash", False)])
@@ -525,6 +599,7 @@ SETTINGS = {
     "lazy_metrics": st.booleans(),
     "num_workers": st.sampled_from([0, 1]),
     "dtype": st.sampled_from(["float32", "bfloat16"]),
+    "half_residual": st.booleans(),
     "attention": st.sampled_from(["matmul", "sdpa", "blocks"]),
     "adamw_impl": st.sampled_from(["forloop", "fused"]),
     "pad_vocab_to": st.sampled_from([1, 8, 64]),
@@ -548,6 +623,7 @@ def test_any_combination_trains_the_same_model(tiny, settings):
 FINISHED = {
     "with the memory stages": {"stage": "grad_accumulation"},
     "float16": {"dtype": "float16"},
+    "half residual": {"dtype": "bfloat16", "half_residual": True, "n_layer": 2},
     "selective": {"activation_checkpointing": "selective", "micro_batch_size": 2},
     "float8": {"float8": True, "activation_checkpointing": "selective", "micro_batch_size": 2},
 }

@@ -50,3 +50,4 @@ shard = "none"
 tensor_parallel = 1
 context_parallel = 1
 pipeline_parallel = 1
+half_residual = False

@@ -4,6 +4,8 @@ import ast
 import dataclasses
 import itertools
 
+import torch
+
 from lab.measure.peers import task
 from lab.measure.summary import row_below
 from nanoladder.arithmetic import CUTS
@@ -113,6 +115,7 @@ def normal_form(config):
     n_tokens = (micro_batch_size or config.batch_size) * config.context_length
     loss_chunks = count_chunks(config.loss_chunks, n_tokens, config.padded_vocab_size, config.n_embd)
     same = {"attention": attention, "micro_batch_size": micro_batch_size, "loss_chunks": loss_chunks}
+    same["half_residual"] = config.half_residual and dtype != torch.float32
     same["num_workers"] = count_workers(config.num_workers, device)
     same["cuda_graph"] = config.cuda_graph and can_capture(config, device)
     return dataclasses.replace(config, **same, **ALONE)

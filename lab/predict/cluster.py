@@ -41,7 +41,6 @@ NVLINK = 0.75 * 450e9  # bytes/s that a GPU sends within a node: three quarters 
 ADAPTER = 0.75 * 400e9 / 8  # bytes/s that a GPU sends through its own adapter to another node
 HOP = 5e-6  # seconds for each hop of a ring
 STAGING = 25e9  # bytes/s from a GPU to pinned host memory: half of what sixteen lanes of PCIe 5 reach
-ACTIVATIONS = 2 * 4 + 14 * 2  # bytes that a block keeps, per number of its width: the norms' inputs are float32
 FREE = 0.1  # share of a GPU's memory
 CLOSE = 1.05  # a simpler layout wins if it takes at most this much longer
 SCHEDULES = get_args(TYPES["pipeline_schedule"])
@@ -105,7 +104,7 @@ def predict_step(config, sizes, n_gpus):
     swaps = layers * passes * 4 * 2 * width / t * (c - 1) / c  # q, k, v and the output, 2 bytes each
     context = swaps / (NVLINK if c * t <= NODE else ADAPTER) + layers * passes * 2 * (c - 1) * HOP
     sends = 2 * v * (p > 1)
-    pipeline = sends * (4 * width / t / (NVLINK if n * t * p <= NODE else ADAPTER) + HOP)
+    pipeline = sends * (stream_bytes(config) * width / t / (NVLINK if n * t * p <= NODE else ADAPTER) + HOP)
 
     # Of the step: weights and gradients, behind the compute of all micro-batches or of one; then the update
     regathers = config.shard in WEIGHTS and p == 1
@@ -136,6 +135,11 @@ def ring(n, stride):
     return NVLINK if on_node == n else min(NVLINK, on_node * ADAPTER)
 
 
+def stream_bytes(config):
+    """Bytes of a number of the residual stream."""
+    return 2 if config.half_residual else 4
+
+
 def outside(config, sizes):
     """Number of parameters outside the blocks: embeddings, head and last norm."""
     return sizes.n_params - config.n_layer * sizes.block
@@ -154,8 +158,9 @@ def predict_bytes(config, sizes, grid, s, n_micro, width):
     gathered = 8 * others if s > 1 else 0  # in float32, and their gradient before it is reduced
     # Whole float32 gradients until the last micro-batch, unless each one's are reduced
     waiting = 4 * weights if s > 1 and n_micro > 1 and not regathers else 0
-    block = ACTIVATIONS * width / t
-    kept = 4 * width / t if recompute else block  # a block's float32 input
+    stream = stream_bytes(config) * width / t
+    block = 2 * stream + 14 * 2 * width / t  # the norms' inputs, and what products and attention keep
+    kept = stream if recompute else block  # a block's input
     in_flight = min(n_micro, p * (1 + STAGES[config.pipeline_schedule]) / 2)  # micro-batches, on the first stage
     return 16 * weights / s + 2 * in_half + gathered + waiting + layers * in_flight * kept + recompute * block
 

@@ -86,11 +86,11 @@ def cuda_kernels(note):
     """Lets the model allocate on CPU tensors as CUDA's kernels do, wherever the two differ.
 
     PyTorch 2.13 cannot run a backward on fake CUDA tensors unless it finds a GPU, so every step is traced on the CPU.
-    Replaces attention, dropout, layer norm and softmax; of ours, attention in blocks and the head's Triton kernels. If
+    Replaces attention, dropout, norms and softmax; of ours, attention in blocks and the head's Triton kernels. If
     CUDA's kernels come to keep other tensors, predicted activations are off. note: Ledger.note, which is told of
     kernels that do not run.
     """
-    softmax, dropout, layer_norm = torch.Tensor.softmax, F.dropout, F.layer_norm
+    softmax, dropout, layer_norm, rms_norm = torch.Tensor.softmax, F.dropout, F.layer_norm, F.rms_norm
 
     def attend(q, k, v, mask=None, dropout_p=0.0, is_causal=True):  # the mask is causal too
         if q.itemsize == 2:  # cuDNN's kernel keeps the same tensors as flash
@@ -106,6 +106,9 @@ def cuda_kernels(note):
     def norm_in_float32(x, shape, weight, bias, eps):  # gathered weights may be in half precision
         weight, bias = (part if part is None else part.float() for part in (weight, bias))
         return layer_norm(x.float(), shape, weight, bias, eps)
+
+    def rms_norm_in_float32(x, shape, weight=None, eps=None):  # CUDA's autocast does this, the CPU's does not
+        return rms_norm(x.float(), shape, weight if weight is None else weight.float(), eps)
 
     def softmax_in_place(logits, *_, **__):  # one kernel, as is the product that is added to the weight's gradient
         note(aten.exp_.default, (logits,), {}, logits)
@@ -133,7 +136,8 @@ def cuda_kernels(note):
             return shifts.new_empty(len(hidden), math.ceil(len(weight) / 128))  # sums of tiles
 
     with (
-        patch.multiple(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool, layer_norm=norm_in_float32),
+        patch.multiple(F, scaled_dot_product_attention=attend, dropout=dropout_by_bool),
+        patch.multiple(F, layer_norm=norm_in_float32, rms_norm=rms_norm_in_float32),
         patch.multiple(torch.Tensor, softmax=softmax_in_float32),
         patch.multiple(model, uses_blocks=lambda *_: False),  # they are for CPUs
         patch.multiple(loss.softmax, softmax_=softmax_in_place),

@@ -10,7 +10,7 @@ from nanoladder.config import DEFAULTS, Config, check, typed
 RECIPE = ("position", "qk_norm", "activation", "norm", "tie_embeddings", "logit_softcap", "x0_skip", "value_embedding")
 RECIPE += ("key_offset", "embedding_norm", "smear")
 SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "context_length", *RECIPE)
-MODEL = {*SHAPE, "pad_vocab_to"}  # config keys that the model reads
+MODEL = {*SHAPE, "pad_vocab_to", "half_residual"}  # config keys that the model reads
 
 
 def config_of(state: dict) -> Config:

@@ -51,6 +51,7 @@ class Config:
     matmul_precision: Literal["highest", "high", "medium"] = "high"
     # autocast dtype; auto: bfloat16 if native, else float16 or float32
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    half_residual: bool = False  # keep the residual stream in autocast's dtype, instead of float32
     # matmul: the formula; sdpa: fused; auto: blocks on a CPU, else sdpa
     attention: Literal["auto", "matmul", "sdpa", "blocks", "flash", "cudnn"] = "auto"
     adamw_impl: Literal["forloop", "fused"] = "fused"  # AdamW: a loop over parameters, or one kernel

@@ -125,7 +125,10 @@ class Pipeline(nn.Module):
         B, T = tokens.shape
         if self.config.tensor_parallel > 1:  # each process sends its part of the sequence
             T = T // mesh().sizes.tensor
-        return torch.empty(B, T, self.config.n_embd, device="meta")
+        dtype = torch.float32
+        if self.config.half_residual:
+            dtype = choose_dtype(self.config.dtype, torch.device(mesh().device_type))
+        return torch.empty(B, T, self.config.n_embd, dtype=dtype, device="meta")
 
     @torch.no_grad()
     def add_tied_gradients(self):

@@ -90,6 +90,9 @@ def choices(config, device, attention):
     step = [f"compile: {compiled if config.compile else 'off'}"]
     if config.float8:
         step.append(f"float8: {float8(config, device)}")
+    if config.half_residual:
+        stream = str(machine.choose_dtype(config.dtype, device)).removeprefix("torch.")
+        step.append(f"residual stream: {stream}{', as products are' * (stream == 'float32')}")
     if config.cuda_graph:
         obstacle = machine.capture_obstacle(config, device)
         step.append(f"CUDA graph: {f'off ({obstacle})' if obstacle else 'on'}")

@@ -35,6 +35,7 @@ LAYOUT = {"shard": "none", "tensor_parallel": 1, "context_parallel": 1, "pipelin
 SGD = {"optimizer": "sgd", "grad_clip": 0.05}  # linear in the gradient: detects wrong scales, which AdamW hides
 PARTS = {"batch_size": 8, "micro_batch_size": 2}
 SEPARATE = {"qk_norm": True, "key_offset": True, "split_qkv": True, "polar_express": True}  # rungs inside the blocks
+HALF = {"dtype": "bfloat16", "half_residual": True, "attention": "sdpa"}
 AT_THE_END = {"eval_interval": 6, "lazy_metrics": True}
 
 # Trained by several processes, and by one without the keys of LAYOUT; tiny() is float32, 6 steps of 4 sequences.
@@ -74,6 +75,10 @@ TWO = {
     "pipeline interleaved": {**INTERLEAVED, **PARTS, "n_layer": 5, "activation_checkpointing": "sqrt", **AT_THE_END},
     "pipeline odd": {**PIPELINE, "n_layer": 3, "batch_size": 6, "micro_batch_size": 2, "pad_vocab_to": 48},
     "pipeline bfloat16": {**PIPELINE, **PARTS, "dtype": "bfloat16"},
+    "bfloat16 stream, full": {**HALF, "shard": "full", "norm": "rms"},
+    "bfloat16 stream, tensor": {**HALF, **TENSOR, "norm": "rms", "loss_chunks": 2},
+    "bfloat16 stream, context": {**HALF, **CONTEXT, "activation_checkpointing": "every:1"},
+    "bfloat16 stream, pipeline": {**HALF, **INTERLEAVED, **PARTS, "n_layer": 4, "eval_interval": 2},
     "pipeline compiled": {**PIPELINE, **PARTS, "compile": True, "attention": "sdpa"},
     "recipe muon": {**RECIPE, "eval_interval": 3},
     "recipe muon full": {

@@ -158,6 +158,7 @@ def test_owners_take_turns():
 
 PIPELINE = {"pipeline_parallel": 2, "n_layer": 4, "vocab_size": 17, "ddp": True}
 INTERLEAVED = {**PIPELINE, "pipeline_schedule": "interleaved"}
+HALF = {**INTERLEAVED, "dtype": "bfloat16", "half_residual": True}
 
 
 def tokens_and_targets():
@@ -165,11 +166,11 @@ def tokens_and_targets():
 
 
 def evaluate_pipelines(folder, rows):
-    """Losses of a batch of two micro-batches in each pipeline.
+    """Loss of a batch of two micro-batches in each pipeline, and bytes that this process sends.
 
     The last process does not end its first micro-batch before the first process has begun its second.
     """
-    losses = []
+    losses, sent = [], []
     for number, keys in enumerate(rows):
         config = tiny(**keys)
         model, begun = train.build_model(config, train.set_up(config)), []
@@ -186,17 +187,20 @@ def evaluate_pipelines(folder, rows):
 
         for part in model.parts:
             part.register_forward_pre_hook(meet)
-        with torch.no_grad():
+        with torch.no_grad(), Counter() as counter:
             losses.append(model(*tokens_and_targets()).item())
-    return losses
+        sent.append(counter.sent["send"][1])
+    return losses, sent
 
 
 @pytest.mark.slow
 def test_an_evaluation_has_a_micro_batch_in_every_process_of_a_pipeline(tmp_path):
-    rows = [PIPELINE, INTERLEAVED]
-    first, last = run_together(evaluate_pipelines, tmp_path, rows, n=2, folder=tmp_path)
-    losses = [GPT(tiny(**keys))(*tokens_and_targets()).item() for keys in rows]
-    assert first == [0, 0] and last == pytest.approx([2 * loss for loss in losses], rel=1e-6)
+    rows = [PIPELINE, INTERLEAVED, HALF]
+    (first, sent), (last, _) = run_together(evaluate_pipelines, tmp_path, rows, n=2, folder=tmp_path)
+    losses = [GPT(tiny(**keys))(*tokens_and_targets()).item() for keys in rows[:2]]
+    assert first == [0, 0, 0] and last[:2] == pytest.approx([2 * loss for loss in losses], rel=1e-6)
+    assert last[2] == pytest.approx(last[1], rel=1e-3)
+    assert sent[1] - sent[2] == 2 * 2 * 4 * 16 * 32  # bytes of a batch that leaves two stages, 2 less a number
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from nanoladder.config import stage_names, stages
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
+DTYPES = "bfloat16", "float32"
 TINY_MODEL = ["--n_layer=1", "--n_head=2", "--n_embd=32", "--context_length=16", "--batch_size=4", "--device=cpu"]
 PROFILED = {
     "losses": [5.0, 4.0],
@@ -125,6 +126,8 @@ def test_vary_has_a_row_for_every_combination_and_a_config_as_it_is():
     assert len(rows) == 4
     _, reasons = planned(*TINY_MODEL, "--vary", "micro_batch_size=2,3")
     assert "micro_batch_size=3" in reasons["micro_batch_size=3"]  # which does not divide 4
+    half = {dtype: planned(*TINY_MODEL, f"--dtype={dtype}", "--vary", "half_residual=True")[1] for dtype in DTYPES}
+    assert half["bfloat16"] == {} and "not applicable" in half["float32"]["half_residual=True"]
 
 
 def test_vary_stages_takes_out_each_stage_or_puts_it_in():

@@ -5,7 +5,7 @@ import math
 import pytest
 from conftest import replace
 
-from lab.predict.cluster import CLOSE, fastest, predict_step, sizes_of
+from lab.predict.cluster import CLOSE, NVLINK, fastest, predict_step, sizes_of
 from lab.predict.predict import predict_memory
 from nanoladder.arithmetic import divide
 from nanoladder.config import Config
@@ -62,6 +62,14 @@ def test_processes_that_divide_the_weights_divide_the_checkpoint(keys):
     n_gpus = 8 * n_copies
     assert step(replace(WIDE, batch_size=8, micro_batch_size=1), 8).saved == 12 * n_params
     assert n_gpus * step(config, n_gpus).saved == pytest.approx(12 * n_params * n_copies)
+
+
+def test_half_residual_halves_what_a_pipeline_sends_and_what_checkpointing_keeps():
+    keys = {"activation_checkpointing": "every:1", "pipeline_parallel": 4, "micro_batch_size": 1}
+    whole, half = (step(replace(WIDE, **keys, half_residual=half), 4) for half in (False, True))
+    stream = 2 * 1024 * 1024  # bytes of a micro-batch between two blocks, and as many less
+    assert whole.pipeline - half.pipeline == pytest.approx(8 * 2 * stream / NVLINK)  # forward and backward
+    assert whole.memory - half.memory == stream * (2 * 4 + 2)  # two blocks', four times, and of one that is recomputed
 
 
 @pytest.mark.parametrize(("n_gpus", "batch_size"), [(64, 512), (24, 192)])

@@ -170,6 +170,15 @@ def test_the_memory_of_a_compiled_step_is_predicted(keys):
 
 
 @pytest.mark.slow
+def test_a_compiled_step_keeps_half_of_the_residual_stream():
+    L, B, T, C = 2, 4, 64, 64
+    keys = {"compile": True, "dtype": "bfloat16", "n_layer": L}
+    configs = [small(shape=THIN | keys, half_residual=half) for half in (False, True)]
+    whole, half = (predict.predict_memory(config, "cuda").activations for config in configs)
+    assert whole - half == pytest.approx(2 * (2 * L + 1) * B * T * C, rel=0.1)
+
+
+@pytest.mark.slow
 def test_predicting_a_compiled_step_takes_no_cpp_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "")

@@ -189,6 +189,20 @@ def test_float8_multiplies_the_blocks_matrices_and_on_a_gpu_the_chunks_logits(de
     assert len(logits) == in_head
 
 
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+def test_half_residual_saves_the_bytes_of_the_stream(norm):
+    """In a fused step on a GPU, for each number and sublayer: 2 of what is read forward, and 4 backward."""
+
+    def moved(n_layer, half):
+        config = small(dtype="bfloat16", half_residual=half, n_layer=n_layer, norm=norm)
+        _, _, [(_, work)] = predict.traces(replace(config, compile=False), "cuda", 1)
+        return sum(operation.bytes for operation in roofline.fuse(work).operations)
+
+    saved = [moved(n_layer, False) - moved(n_layer, True) for n_layer in (2, 3)]
+    stream = SMALL["batch_size"] * SMALL["context_length"] * SMALL["n_embd"]
+    assert saved[1] - saved[0] == 2 * 6 * stream
+
+
 @pytest.mark.slow
 def test_micro_batches_repeat_the_forward_and_backward_but_not_the_update():
     whole, cut = (predict.predict_time(small(micro_batch_size=size), DEVICE) for size in (0, 1))

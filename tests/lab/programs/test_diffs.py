@@ -57,6 +57,7 @@ CHANGES = {
     "compile": ("model.compile(", ""),
     "chunked_loss": ("head_loss(", "torch.mm(logits, weight, out=d_hidden[chunk])"),
     "cuda_graph": ("machine.replay(forward_backward, model, scaler, batch, config)", "torch.cuda.CUDAGraph()"),
+    "half_residual": ("x = x.to(torch.get_autocast_dtype(x.device.type))", ""),
     "checkpointing": ("recompute(block, x, use_reentrant=False)", ""),
     "grad_accumulation": ("batch.split(config.batch_size // 4)", ""),
     "low_memory_optimizer": ("optimizer = optim.build(groups, model, config)", "from torchao.optim import AdamW8bit"),
