@@ -169,11 +169,14 @@ def predict_bytes(config, sizes, grid, s, n_micro, width):
 
 
 def layouts(config, n_gpus):
-    """Yields the config in every layout that divides it among n_gpus GPUs, tensor groups within a node."""
+    """Yields the config in every layout that divides it among n_gpus GPUs, tensor groups within a node.
+
+    float8 has no tensor groups; its times are those of bfloat16.
+    """
     sizes = [size for size in range(1, n_gpus + 1) if n_gpus % size == 0]
     for grid in itertools.starmap(Grid, itertools.product(sizes, repeat=len(Grid._fields))):
         p, d, c, t = grid
-        if math.prod(grid) != n_gpus or config.batch_size % d or t > NODE:
+        if math.prod(grid) != n_gpus or config.batch_size % d or t > (1 if config.float8 else NODE):
             continue
         if config.n_head % (c * t) or config.context_length % (c * t):
             continue

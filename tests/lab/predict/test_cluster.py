@@ -5,7 +5,7 @@ import math
 import pytest
 from conftest import replace
 
-from lab.predict.cluster import CLOSE, NVLINK, fastest, predict_step, sizes_of
+from lab.predict.cluster import CLOSE, NVLINK, fastest, layouts, predict_step, sizes_of
 from lab.predict.predict import predict_memory
 from nanoladder.arithmetic import divide
 from nanoladder.config import Config
@@ -84,3 +84,11 @@ def test_the_fastest_layouts_divide_all_and_fit(n_gpus, batch_size):
         assert rows * divide(layout, n_gpus).data == batch_size
     assert found[0][1].seconds <= CLOSE * min(predicted.seconds for _, predicted in found)
     assert fastest(config, sizes, n_gpus, memory_gb=0.1) == []
+
+
+def test_no_plan_has_a_layout_that_is_refused_with_float8():
+    cut = {
+        float8: any(layout.tensor_parallel > 1 for layout in layouts(replace(WIDE, float8=float8), 8))
+        for float8 in (False, True)
+    }
+    assert cut == {False: True, True: False}
