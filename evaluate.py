@@ -94,9 +94,12 @@ def evaluate(options, device):
     if options.quantize:
         infer.quantize(model.to(device))
     scorer = evaluation.Scorer(model, options.dtype, device, options.batch_tokens)
+    own = dataset and options.split == "val" and state.get("data") == dataset.fingerprint()
     for name, part in parts.items():
         report["results"][name] = part.evaluate(scorer)
         print_result(name, report["results"][name])
+        if own and isinstance(part, evaluation.WholeSplit) and parallel.rank() == 0:
+            report["results"][name]["counted"] = print_counted(part, dataset)
     return report
 
 
@@ -146,6 +149,17 @@ def print_result(name, result):
         if result.get(key) is not None:
             error = f" ± {result[f'{key}_stderr']:.4f}" if f"{key}_stderr" in result else ""
             print(f"  {label:<22}{result[key]:{form}}{error}")
+
+
+def print_counted(part, dataset):
+    """Counts the training split, and prints what that predicts of the windows of val. Returns {name: loss in nats}."""
+    windows = f"every {every}th of these windows" if (every := part.every_counted) > 1 else "these windows"
+    print(f"  counting the training data, for comparison on {windows} (docs/evaluation.md) ...")
+    losses = part.count(dataset)
+    factor, unit = (dataset.bits_per_nat, "bits per byte") if dataset.bits_per_nat else (1.0, "nats per token")
+    for name, loss in losses.items():
+        print(f"  {name:<22}{loss * factor:.4f} {unit}")
+    return losses
 
 
 if __name__ == "__main__":

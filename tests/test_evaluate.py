@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import LINE, write_folder
+from conftest import LINE, replace, write_folder
 from processes import script
 
 import convert
 import evaluate
 from nanoladder import checkpoint
+from nanoladder.data import open_dataset
+from nanoladder.data.counting import counted_losses
 from nanoladder.tokenizer.encoding import build_tokenizer
 
 CHOICES = [
@@ -54,6 +56,12 @@ def test_a_run_is_evaluated_on_its_whole_dataset(trained, report):
         "parameters": checkpoint.load_gpt(path).n_params,
     }
     assert f"{figures['loss']:.4f}" in out and f"{n_tokens - 1} targets" in out
+    counted, bits = figures["counted"], figures["bits_per_byte"] / figures["loss"]
+    assert 0 < counted["trigrams"] < counted["bigrams"] < counted["unigrams"]
+    dataset = open_dataset(trained)
+    whole = counted_losses(dataset, replace(trained, eval_windows=0))  # without the last, partial window
+    assert counted == pytest.approx(whole, rel=0.05)
+    assert all(f"{loss * bits:.4f} bits per byte" in out for loss in counted.values()) and len(counted) == 4
 
 
 def test_a_model_of_transformers_is_evaluated_like_the_run_it_was_converted_from(
@@ -64,6 +72,7 @@ def test_a_model_of_transformers_is_evaluated_like_the_run_it_was_converted_from
     words = [f"--dataset={trained.dataset}", "--tasks", *tasks]
     ours, _ = report(f"--out_dir={trained.out_dir}", *words)
     theirs, _ = report(f"--model=hf:{folder}", *words)
+    del ours["results"][f"{Path(trained.dataset).name} val"]["counted"]  # of a run on its own data alone
     assert theirs.pop("model") == {**ours.pop("model"), "source": f"hf:{folder}", "step": None}
     assert theirs == ours
 
@@ -73,6 +82,7 @@ def test_the_last_checkpoint_the_training_split_and_a_shorter_context_can_be_req
     found, _ = report(*words)
     assert found["model"]["step"] == 30 and found["model"]["context_length"] == 8 and found["settings"]["stride"] == 3
     assert list(found["results"]) == [f"{Path(trained.dataset).name} train"]
+    assert "counted" not in found["results"][f"{Path(trained.dataset).name} train"]  # of the same tokens
 
 
 def test_tasks_alone_and_beside_a_dataset(trained, tasks, report):

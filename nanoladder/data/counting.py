@@ -39,12 +39,18 @@ def counted_losses(dataset: Dataset, config: Config) -> dict[str, float]:
         kept = json.loads(files.read(path))
         if kept["data"] == dataset.fingerprint():
             return {name: float(kept["losses"][name]) for name in NAMES}
-    inputs, targets = dataset.val.read(windows)
-    probabilities = Counts(sample(dataset.train), dataset.vocab_size).probabilities(inputs, targets)
-    losses = {name: float(-np.log(probabilities[name][targets != IGNORE]).mean()) for name in NAMES}
+    losses = count(dataset, *dataset.val.read(windows))
     with contextlib.suppress(OSError):
         files.write(path, json.dumps({"data": dataset.fingerprint(), "losses": losses}, indent=2) + "\n")
     return losses
+
+
+def count(dataset: Dataset, inputs: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Returns {name: loss}, in nats per token, on windows; {} for more than MOST_IDS ids. inputs, targets: (n, T)."""
+    if dataset.vocab_size > MOST_IDS:
+        return {}
+    probabilities = Counts(sample(dataset.train), dataset.vocab_size).probabilities(inputs, targets)
+    return {name: float(-np.log(probabilities[name][targets != IGNORE]).mean()) for name in NAMES}
 
 
 class Counts:

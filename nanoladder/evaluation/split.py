@@ -5,9 +5,12 @@ import math
 import numpy as np
 
 from model import IGNORE
+from nanoladder.data.counting import count
 from nanoladder.data.datasets import Dataset
 from nanoladder.errors import BadInput
 from nanoladder.evaluation.score import Scorer, perplexity
+
+COUNTED = 2**19  # targets that counting predicts at most; it takes seconds
 
 
 class WholeSplit:
@@ -54,3 +57,15 @@ class WholeSplit:
         loss = nats / self.split.n_targets
         bits = {"bits_per_byte": nats / math.log(2) / self.n_bytes} if self.n_bytes else {}
         return {"targets": self.split.n_targets, "loss": loss, "perplexity": perplexity(loss), **bits}
+
+    @property
+    def every_counted(self) -> int:
+        """Of how many windows counting predicts one."""
+        return -(-self.split.n_targets // COUNTED)
+
+    def count(self, dataset: Dataset) -> dict[str, float]:
+        """Returns {name: loss} of predictions by counts of the training split, in nats per token, on these windows.
+
+        Of a large split, on evenly spaced ones. dataset: the split's.
+        """
+        return count(dataset, *self.read(np.arange(0, len(self.lengths), self.every_counted)))
