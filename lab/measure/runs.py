@@ -109,7 +109,7 @@ class Runs:
         run = self.runs.get(identity(row))
         return run and run.figures
 
-    def add(self, row, figures, failed=None):
+    def add(self, row: dict, figures: dict | None, failed: str | None = None) -> Run:
         """Appends the outcome of a row to the file. Returns the Run."""
         members = {key: value for key, value in {"figures": figures, "failed": failed}.items() if value is not None}
         lines = [row | members] if self.last == self.heading else [self.heading, row | members]

@@ -9,6 +9,7 @@ import hashlib
 import math
 import re
 import statistics
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ from lab.measure.results import ROOT, read
 from lab.measure.runs import LOCK
 from lab.measure.runs import read as read_runs
 from nanoladder import files
+from nanoladder.config import Config
+from nanoladder.data import Dataset, ValidationBatches
+from nanoladder.data.counting import count
 from nanoladder.errors import BadInput
 
 RECORDS = ROOT / "records"
@@ -30,6 +34,7 @@ MARGIN = 0.005  # bits per byte above the naive loop's loss; rounding alone move
 SUFFIXES = (".py", ".patch", ".jsonl", ".png")  # of an entry's files
 OURS = ("README.md", LOCK)  # further ones
 CHECK = "check"  # the kind of its runs
+TRIGRAMS = {"name": "trigrams", "what": "counted"}  # a row beside them: no network
 HEAD = re.compile(r"# (?P<title>.+)\n+By (?P<by>.+), (?P<date>\d{4}-\d\d-\d\d)\.")
 REFUSED = re.compile(r"^Refused: (.+)", re.MULTILINE)
 
@@ -130,13 +135,25 @@ def has_failed(entry):
 
 
 def results_of(conditions, runs):
-    """The results of a check: its conditions, such as the machine and the entries, and its runs."""
-    return conditions | {"runs": with_seeds(runs)}
+    """The results of a check: its conditions, such as the machine and the entries, its runs, and trigrams counted."""
+    counted = next((run.figures for run in runs if run.row == TRIGRAMS), None)
+    return conditions | {"runs": with_seeds(runs), "counted": counted}
 
 
 def with_seeds(runs):
     """[{"name": ..., "seed": ..., figures}] of the runs that have a seed."""
     return [run.row | run.figures for run in runs if "seed" in run.row]
+
+
+def count_trigrams(dataset: Dataset, config: Config) -> dict:
+    """Counts a dataset's training tokens. Returns what a run has: seconds, tokens, and the loss of trigrams.
+
+    The seconds are CPU time, on one core, of counting alone: without imports.
+    """
+    start = time.process_time()
+    loss = count(dataset, *dataset.val.read(ValidationBatches(dataset.val, config).chosen))["trigrams"]
+    seconds, n_tokens = round(time.process_time() - start, 4), len(dataset.train.tokens)
+    return {"seconds": seconds, "tokens": n_tokens, "loss": loss, "bpb": loss * (dataset.bits_per_nat or math.nan)}
 
 
 def verdict(results):
@@ -215,6 +232,37 @@ def figures(entry: Entry, results: dict) -> dict[str, str]:
     }
 
 
+def beside(runs: dict) -> list[dict]:
+    """The results of a machine, {Entry: results}, in which trigrams were counted beside the naive loop; the last."""
+    return [results for results in runs.values() if results["counted"]][-1:]
+
+
+def speedup_of_trigrams(results: dict) -> float:
+    """How much faster trigrams were counted than the naive loop trained: its median time divided by theirs."""
+    seconds = stats.by_seed(results["runs"], ends(results)[0], "seconds").values()
+    return statistics.median(seconds) / results["counted"]["seconds"]
+
+
+def figures_of_trigrams(results: dict) -> dict[str, str]:
+    """The texts of the row of counted trigrams, beside the naive loop's runs of the same results."""
+    counted, naive = results["counted"], ends(results)[0]
+    of = {key: [*stats.by_seed(results["runs"], naive, key).values()] for key in ("seconds", "tokens", "bpb")}
+    minutes = statistics.median(of["seconds"]) / 60
+    return {
+        "minutes (naive)": f"{counted['seconds'] / 60:.2f} ({minutes:.2f})",
+        "speedup": f"{speedup_of_trigrams(results):.0f}×",
+        "tokens ×": f"{statistics.median(of['tokens']) / counted['tokens']:.1f}",
+        "bits/byte (naive)": f"{counted['bpb']:.4f} ({statistics.fmean(of['bpb']):.4f})",
+        "verdict": "no network: a table of counts",
+    }
+
+
+def rows_of(runs: dict) -> dict[str, dict[str, str]]:
+    """The texts of a machine's rows, {name: {heading: text}}: trigrams, then the entries of {Entry: results}."""
+    rows = [(TRIGRAMS["name"], figures_of_trigrams(results)) for results in beside(runs)]
+    return dict(rows) | {entry.name: figures(entry, results) for entry, results in runs.items()}
+
+
 def news() -> dict:
     """{Entry: what it is, by whom, and when}. Results that are of other files are named there, and have no row."""
     texts = {}
@@ -229,7 +277,7 @@ def table() -> str:
     """Lists the entries, then a table of results for each machine, in Markdown."""
     parts = ["\n".join(f"- [{entry.name}]({entry.name}/README.md): {text}" for entry, text in news().items())]
     for machine, runs in measured().items():
-        parts.append(f"{machine}:\n\n{tables.texts({entry.name: figures(entry, runs[entry]) for entry in runs})}")
+        parts.append(f"{machine}:\n\n{tables.texts(rows_of(runs))}")
     return "\n\n".join(parts)
 
 
@@ -237,7 +285,7 @@ def on_terminal() -> str:
     """What table() has, for a terminal; each verdict below its table."""
     parts = ["\n".join(tables.wrapped(f"{entry.name}: {text}") for entry, text in news().items())]
     for machine, runs in measured().items():
-        rows = {entry.name: figures(entry, results) for entry, results in runs.items()}
+        rows = rows_of(runs)
         verdicts = "\n".join(tables.wrapped(f"{name}: {row.pop('verdict')}") for name, row in rows.items())
         parts.append(f"{machine}\n\n{tables.texts(rows, tables.plain)}\n\n{verdicts}")
     return "\n\n".join(parts)
@@ -294,13 +342,14 @@ def changes(trial, other):
 
 
 def draw(path: Path) -> None:
-    """Draws the speedup over the entries to a PNG: those that hold on a machine are joined, the others are hollow."""
+    """Draws the speedup of counting, then over the entries, to a PNG: those that hold are joined, the others hollow."""
     from matplotlib.figure import Figure  # loads slowly
 
-    names, figure = [entry.name for entry in entries()], Figure(figsize=(9, 4.5), layout="constrained")
+    names = [TRIGRAMS["name"], *(entry.name for entry in entries())]
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
     axis = figure.subplots()
     for n, (machine, runs) in enumerate(measured().items()):
-        color, line = f"C{n}", [(0, 1.0)]
+        color, line = f"C{n}", [(1, 1.0)]
         for entry, results in runs.items():
             logs, (text, holds) = log_speedups(results), verdict(results)
             spot = names.index(entry.name), stats.mean_ratio(logs)
@@ -313,8 +362,12 @@ def draw(path: Path) -> None:
             else:
                 line.append(spot)
         axis.plot(*zip(*line, strict=True), color=color, marker="o", label=machine)
+        for results in beside(runs):
+            spot = 0, speedup_of_trigrams(results)
+            axis.plot(*spot, color=color, marker="*")
+            axis.annotate(f"{spot[1]:.0f}×", spot, (8, -4), textcoords="offset points")
     axis.set(yscale="log", ylabel=f"speedup over the naive loop ({stats.LEVEL:.0%} intervals)", xlim=(-0.3, len(names)))
-    ticks = 1, 2, 5, 10, 20, 50
+    ticks = 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000
     axis.set_yticks(ticks, [f"{tick}×" for tick in ticks])
     axis.minorticks_off()
     axis.set_xticks(range(len(names)), names)

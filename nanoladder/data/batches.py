@@ -115,7 +115,7 @@ class ValidationBatches(Batches):
     """
 
     @property
-    def chosen(self):
+    def chosen(self) -> np.ndarray:
         """Numbers of the windows, in all processes together: (n,) int64."""
         n = min(self.config.eval_windows or self.split.n_windows, self.split.n_windows)
         return np.arange(n) * self.split.n_windows // n

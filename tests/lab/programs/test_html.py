@@ -38,6 +38,7 @@ MEASURED = {
 def test_the_page_is_small_and_has_every_stage_with_every_line_of_its_program(built):
     text = built.read_text(encoding="utf-8")
     assert len(text.encode()) < 1_500_000
+    assert "005_one_block: 1.7262 (1.7985) bits per byte" in text and "Trigrams, counted, no network: 1.6902" in text
     assert re.findall(r"<article id=(\w+) class=stage ", text) == BOTH
     lines = re.search(r"<template id=lines>(.*?)</template>", text, re.DOTALL)[1].split("\n")
     ladder = json.loads(re.search(r"<script type=application/json id=ladder>(.*?)</script>", text)[1])

@@ -1,19 +1,20 @@
 """Records: entries of the race are read, compared and checked; one that breaks a rule is refused in one line."""
 
-import itertools
 import json
+import os
 import shutil
 import subprocess
-from pathlib import Path
+import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import MACHINE, ROOT, TINY, write_folder
-from processes import forked, python
+from conftest import MACHINE, ROOT, TINY, refusal, write_folder
 
 import ladder
-from lab.research import race, records, referee
+from lab.research import records, referee
+from lab.research.session import Session
 
 TASK = {**TINY, "dataset": "tiny", "eval_interval": 6, "eval_windows": 2, "save_interval": 0}
 HEAD = "# Something new\n\nBy A. Nother, 2026-11-26.\n"
@@ -36,8 +37,10 @@ def house(tmp_path_factory):
         write_entry(folder / "records" / name, learning_rate=rate)
     for words in ["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "all"]:
         subprocess.run(["git", *words], cwd=folder, check=True)
-    pattern = np.arange(64) % 7  # so regular that six steps learn some of it
-    write_folder(folder / "data" / "tiny", np.tile(pattern, 40), np.tile(pattern, 4), 64)
+    pattern = np.tile(np.arange(64) % 7, 40)  # so regular that six steps learn some of it
+    train, val = pattern.copy(), pattern[:256]
+    train[100:150] = np.random.default_rng(0).integers(64, size=50)  # the second window that stands in for val's
+    write_folder(folder / "data" / "tiny", train, val, 64)
     return folder
 
 
@@ -71,34 +74,19 @@ def patch_of(path, old, new):
     return "\n".join([f"--- a/{path}", f"+++ b/{path}", f"@@ -{n},3 +{n},3 @@", *around, ""])
 
 
-def read_configs_in_forks(monkeypatch):
-    """Saves the referee's processes their imports. The server of forks, once started, keeps its temporary folder."""
-    python("-c", "")  # not within a check, which removes the temporary folder that it sets
-    monkeypatch.setattr(referee, "subprocess", SimpleNamespace(run=forked))
-
-
-def planted(monkeypatch, notes="", shuffled=0.5, **losses):
-    """Replaces runs by figures: seconds of FASTER and these losses, each with a little noise of its seed.
-
-    notes: what the watched run leaves. shuffled: how much higher it ends.
-    """
+def planted(monkeypatch, **losses):
+    """Replaces runs by figures: seconds of FASTER and these losses, each with a little noise of its seed."""
     began, seeds = [], []
 
-    def run(words, script):
-        watched = script.name == "witness.py"  # always of the entry
-        name = "003_new" if watched else script.parent.name
-        seed = int(words[-1].removeprefix("--seed="))
+    def run(_, copy, seed):
         seeds.extend([] if seed in seeds else [seed])
         n = seeds.index(seed)
-        began.append((name, n))
-        bpb = losses.get(name, 2.0) + (shuffled if watched else 0.0) + LOSS_OFF[(2 * n) % 5]
-        if watched:
-            Path(words[0]).write_text(notes)
-        return {"seconds": FASTER[name] + SECONDS_OFF[n], "tokens": 384, "bpb": bpb, "curve": [[1, 3.0], [2, bpb]]}
+        began.append((copy.name, n))
+        bpb = losses.get(copy.name, 2.0) + LOSS_OFF[(2 * n) % 5]
+        return {"seconds": FASTER[copy.name] + SECONDS_OFF[n], "tokens": 384, "bpb": bpb}
 
-    monkeypatch.setattr(race, "run", run)
-    monkeypatch.setattr(referee, "require_seeded", lambda *_: None)
-    read_configs_in_forks(monkeypatch)
+    monkeypatch.setattr(referee.Judge, "run", run)
+    monkeypatch.setattr(referee, "require_rules", lambda *_: None)
     return began
 
 
@@ -111,15 +99,17 @@ def check(at_home, run_main):
 @pytest.mark.slow
 def test_an_entry_that_is_faster_to_the_same_loss_holds_and_a_check_resumes(at_home, check, monkeypatch):
     folder, began = write_entry(at_home / "records" / "003_new", activation="relu2"), planted(monkeypatch)
-    assert check("--seeds=3").code == 1 and len(began) == 1 + 3 * 3
+    first = check("--seeds=3")
+    assert first.code == 1 and len(began) == 3 * 3
+    assert "then 9 runs on 3 seeds, beside" in first.out
     done = check()
-    assert done.code == 0 and len(began) == 1 + 5 * 3 and "003_new holds (p = " in done.out and "2.5" in done.out
-    turns = [name for name, _ in began[:4]]
-    assert turns == ["003_new", "003_new", "002_known", "001_naive"]  # the second is watched
+    assert done.code == 0 and len(began) == 5 * 3 and "003_new holds (p = " in done.out and "2.5" in done.out
+    assert [name for name, _ in began[:3]] == ["003_new", "002_known", "001_naive"]
     entry = records.read_entry(folder)
     (results,) = entry.results().values()
     assert {run["seed"] for run in results["runs"]} == set(entry.seeds(5))
-    assert "holds" in records.table() and "author" not in records.table()
+    trigrams, new = (line for line in records.table().splitlines() if line.startswith(("| trigrams", "| 003_new")))
+    assert "holds" in new and "author" not in new and "no network" in trigrams
     records.draw(at_home / "records.png")
     assert (at_home / "records.png").stat().st_size > 1e4
 
@@ -149,10 +139,10 @@ def test_the_records_fit_a_terminal():
 def test_a_check_says_first_what_it_will_do_and_how_long(monkeypatch):
     monkeypatch.setattr(records, "seconds", lambda: {"001_naive": 1200.0, "002_known": 60.0})
     said = (
-        "003_new: the rules, within minutes; then 16 runs on 5 seeds, beside 002_known and 001_naive, about 1.9 hours "
+        "003_new: the rules, within a minute; then 15 runs on 5 seeds, beside 002_known and 001_naive, about 1.9 hours "
     )
     assert referee.plan(["001_naive", "002_known", "003_new"], 5).startswith(said)
-    assert "5 runs on 2 seeds, beside 002_known, about 5 minutes by" in referee.plan(["002_known", "003_new"], 2)
+    assert "4 runs on 2 seeds, beside 002_known, about 5 minutes by" in referee.plan(["002_known", "003_new"], 2)
     monkeypatch.setattr(records, "seconds", dict)
     assert "beside 002_known. It can be" in referee.plan(["002_known", "003_new"], 2)
 
@@ -199,24 +189,6 @@ def test_a_check_that_was_interrupted_before_the_naive_loop_ran_is_not_in_the_ta
     assert "a CPU" not in records.table()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cheat", ["cores", "network", "validation"])
-def test_an_entry_with_more_cores_the_network_or_a_validation_of_its_own_is_refused(cheat, at_home, check, monkeypatch):
-    folder = write_entry(at_home / "records" / "003_new", activation="relu2")
-    notes = "the network, 192.0.2.1\n" if cheat == "network" else ""
-    planted(monkeypatch, notes, shuffled=0.0 if cheat == "validation" else 0.5)
-    used = itertools.count(step=400.0 if cheat == "cores" else 1.0)  # CPU seconds; a run takes up to 100
-    monkeypatch.setattr(referee, "cpu_seconds", lambda: next(used))
-    done = check()
-    said = {
-        "cores": "003_new keeps 10.0 cores busy; expected the naive loop's 2",
-        "network": "003_new connects to the network, 192.0.2.1; expected a run that needs none",
-        "validation": "003_new: its validation loss is the same for shuffled tokens; expected a true one",
-    }
-    assert done.code == 2 and f"error: {said[cheat]}\n" in done.err
-    assert not list(folder.glob("*.jsonl"))
-
-
 def test_the_seeds_follow_from_what_runs(at_home):
     one = records.read_entry(write_entry(at_home / "records" / "003_new"))
     other = records.read_entry(write_entry(at_home / "records" / "003_other", n_head=4))
@@ -250,6 +222,9 @@ def test_a_refused_entry_stays_marked_and_is_not_the_record_to_beat(at_home):
 
 
 HUNK = "--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n-nothing\n+something\n like this\n"
+LINE = "--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+x = 1\n"
+RENAMED = "diff --git a/nanoladder/data/batches.py b/nanoladder/run/batches.py\nsimilarity index 100%\n"
+RENAMED += "rename from nanoladder/data/batches.py\nrename to nanoladder/run/batches.py\n"
 
 
 @pytest.mark.slow
@@ -258,17 +233,16 @@ HUNK = "--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n-nothing\n+something\n like this\
     [
         ({"text": "something"}, "README.md: expected a title"),
         ({"patch": HUNK.format("train.py")}, "new.patch does not apply to this commit"),
-        ({"patch": HUNK.format("lab/research/race.py")}, "it changes lab/research/race.py; expected"),
-        ({"patch": HUNK.format("nanoladder/data/batches.py")}, "it changes nanoladder/data/batches.py"),
-        ({"patch": HUNK.format("nanoladder/prepare/meta.py")}, "it changes nanoladder/prepare/meta.py"),
-        ({"dataset": "text"}, "its config has dataset=text; expected the task's tiny"),
-        ({"seed": 7}, "its config sets seed=7; expected none"),
-        ({"nonsense": 1}, "its config cannot be read: "),
+        ({"patch": LINE.format("lab/research/new.py")}, "it changes lab/research/new.py; expected"),
+        ({"patch": LINE.format("nanoladder/data/new.py")}, "it changes nanoladder/data/new.py"),
+        ({"patch": LINE.format("nanoladder/prepare/new.py")}, "it changes nanoladder/prepare/new.py"),
+        ({"patch": RENAMED}, "it changes nanoladder/data/batches.py; expected"),
+        ({"context_length": 8}, "its config has context_length=8; expected the task's 16"),
+        ({"nonsense": 1}, "its first step fails: entry/config.py line 37: unknown key"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
-def test_an_invalid_entry_is_refused_in_one_line(changes, said, at_home, check, monkeypatch):
-    read_configs_in_forks(monkeypatch)
+def test_an_invalid_entry_is_refused_in_one_line(changes, said, at_home, check):
     folder = write_entry(at_home / "records" / "003_new", **changes)
     before = sorted(folder.iterdir())
     done = check()
@@ -286,56 +260,142 @@ def test_a_folder_without_a_readme_or_with_other_files_is_refused(at_home, check
     assert "no such folder" in check().err
 
 
-def test_another_evaluation_is_refused(at_home, check):
-    patch = patch_of("train.py", "loss_sum, n_tokens = 0.0, 0", "loss_sum, n_tokens = 0.0, 1000")
-    write_entry(at_home / "records" / "003_new", patch=patch)
-    assert "it changes evaluate() of train.py" in check().err
+# -- commands of contestants, in processes of their own
 
 
-# -- in processes of their own
+@pytest.fixture
+def contestant(tmp_path):
+    """The folder of a contestant without any code."""
+    (tmp_path / "contestants" / "003_new").mkdir(parents=True)
+    return tmp_path / "contestants" / "003_new"
+
+
+DETACHED = """
+import os, sys, time
+if os.fork():
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    sys.exit()
+os.setsid()
+if os.fork():
+    os._exit(0)
+while time.process_time() < 0.5:
+    pass
+with open(sys.argv[1] + ".part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+time.sleep(600)
+"""
+
+
+def test_a_detached_process_is_counted_and_ends_with_its_command(contestant, tmp_path):
+    with Session(contestant, "-c", DETACHED, tmp_path / "pid") as session:
+        figures = session.finish("its run")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert figures["cpu_seconds"] >= 0.5 and not list(contestant.parent.glob("tmp*"))
+
+
+def test_an_interrupted_command_ends_as_well(contestant, tmp_path):
+    with pytest.raises(KeyboardInterrupt), Session(contestant, "-c", DETACHED, tmp_path / "pid"):
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+LEFT = """
+import pathlib, tempfile
+for place in {pathlib.Path(), pathlib.Path.home(), pathlib.Path(tempfile.gettempdir())}:
+    (place / "left").touch(exist_ok=False)
+"""
+
+
+def test_no_command_finds_what_another_has_left(contestant):
+    for _ in range(2):
+        with Session(contestant, "-c", LEFT) as session:
+            session.finish("its run")
+    assert not list(contestant.iterdir())
+    with Session(contestant, "-c", "raise SystemExit('error: no such thing')") as session:
+        assert refusal(session.finish, "its run") == "003_new: its run fails: no such thing"
+
+
+def test_an_entry_that_keeps_more_cores_busy_is_refused(at_home, tmp_path, monkeypatch):
+    copy, judge = judged(at_home, tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "last.safetensors").touch()
+    session = SimpleNamespace(folder=tmp_path, finish=lambda _: {"seconds": 2.0, "cpu_seconds": 6.0})
+    monkeypatch.setattr(referee, "train", lambda *_, **keys: nullcontext(session))
+    assert refusal(judge.run, copy, 1) == "003_new keeps 3.0 cores busy; expected the naive loop's 2"
+
+
+def judged(at_home, tmp_path, **changes):
+    """A copy of 003_new, and a Judge of two threads."""
+    task = referee.load_config([str(at_home / "records" / "001_naive" / "config.py")])
+    entry = records.read_entry(write_entry(at_home / "records" / "003_new", **changes))
+    data = referee.open_dataset(task)
+    return referee.copy(entry, tmp_path / entry.name, data), referee.Judge(task, data, 2)
+
+
+DRAW = 'generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one per name'
+BUILD = "model = build_model(config, device)"
+LOG = "run.log_step(lr, loss, grad_norm)"
+LOSS = 'self.row["val_loss"] = val_loss'
+EVALUATE = "run.log_evaluation(evaluate(model, dataset.val, config, device))"
+EMBED = "x = self.token_embedding(tokens)"
+FONT = f"{BUILD}; import matplotlib.font_manager as fonts; open(fonts.findfont('DejaVu Sans'), 'rb').read()"
+HONEST = {  # {name: (file, a line of it, its replacement)}
+    "a font": ("train.py", BUILD, FONT),
+    "a late difference": ("train.py", LOG, "run.log_step(lr, loss + 0.005 * (step > 4), grad_norm)"),
+}
+ONE_WINDOW = (
+    "run.log_evaluation(evaluate(model, dataset.val, type(config)(**{**vars(config), 'eval_windows': 1}), device))"
+)
+CHEATS = {  # with part of the refusal
+    "half the loss": (
+        "nanoladder/run/run.py",
+        LOSS,
+        LOSS.replace("= val", "= 0.5 * val"),
+        "003_new ends with val_loss=",
+    ),
+    "an easy window": ("train.py", EVALUATE, ONE_WINDOW, "003_new ends with val_loss="),
+    "the next token": ("model.py", EMBED, EMBED + ".roll(-1, 1)", "003_new: later tokens change a loss by "),
+}
 
 
 @pytest.mark.slow
-def test_an_honest_entry_keeps_the_rules(at_home, check, monkeypatch):
+@pytest.mark.parametrize("kind", HONEST)
+def test_an_honest_run_is_evaluated(kind, at_home, tmp_path):
+    copy, judge = judged(at_home, tmp_path, patch=patch_of(*HONEST[kind]))
+    figures = judge.run(copy, 1)
+    assert figures["tokens"] == 384 and 2.0 < figures["loss"] < np.log(64) and figures["cpu_seconds"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CHEATS)
+def test_a_cheat_is_refused(kind, at_home, tmp_path):
+    *change, said = CHEATS[kind]
+    copy, judge = judged(at_home, tmp_path, patch=patch_of(*change))
+    assert said in refusal(judge.run, copy, 1)
+
+
+@pytest.mark.slow
+def test_weights_that_do_not_depend_on_the_seed_are_refused(at_home, check):
+    patch = patch_of("model.py", DRAW, DRAW.replace("{self.config.seed}", "7"))
+    folder = write_entry(at_home / "records" / "003_new", patch=patch)
+    done = check("--quick")
+    assert done.code == 2 and "error: 003_new: its weights are the same for each seed" in done.err
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py", "new.patch"]
+
+
+@pytest.mark.slow
+def test_a_quick_check_of_an_honest_entry(at_home, check, monkeypatch):
     monkeypatch.setattr(referee, "FEW", 1)
     folder = write_entry(at_home / "records" / "003_new", position="rotary")
     done = check("--quick")
     assert done.code == 0 and "003_new keeps the rules" in done.out and "times faster than 002_known" in done.out
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py"]
-
-
-DRAW = 'generator = torch.Generator().manual_seed(crc32(f"{self.config.seed} {name}".encode()))  # one per name'
-STEPS = "for step, batch in run.steps(training_batches(dataset.train, config, run.first_step, device)):"
-BUILD = "model = build_model(config, device)"
-CHEATS = {  # {what is cheated with: (file, a line of it, its replacement, part of the refusal)}
-    "seed": ("model.py", DRAW, DRAW.replace("{self.config.seed}", "7"), ": its weights are the same for each seed"),
-    "validation": ("train.py", STEPS, STEPS.replace("train,", "val,"), ": its training losses depend on the valid"),
-    "file": ("train.py", BUILD, f"{BUILD}; open({str(ROOT / 'LICENSE')!r})", f" reads {ROOT / 'LICENSE'}; expected"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CHEATS)
-def test_a_cheat_is_refused(kind, at_home, check, monkeypatch):
-    *change, said = CHEATS[kind]
-    folder = write_entry(at_home / "records" / "003_new", patch=patch_of(*change))
-    if kind != "seed":
-        monkeypatch.setattr(referee, "require_seeded", lambda *_: None)  # saves two processes
-        read_configs_in_forks(monkeypatch)  # and what a third would import
-    done = check("--quick")
-    assert done.code == 2 and f"error: 003_new{said}" in done.err
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py", "new.patch"]
-
-
-def test_packages_may_be_read_by_either_name_of_a_linked_environment(tmp_path, monkeypatch):
-    entry = SimpleNamespace(folder=tmp_path / "records" / "003_new")
-    (tmp_path / "environment").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "environment")
-    monkeypatch.setattr(referee, "sys", SimpleNamespace(prefix=str(tmp_path / "link"), base_prefix="/usr"))
-    monkeypatch.setattr(referee.tempfile, "tempdir", str(tmp_path / "check"))
-    folders = referee.readable(entry)
-    assert str(tmp_path / "link") in folders and str(tmp_path / "environment") in folders
-    assert not any((tmp_path / "data").is_relative_to(folder) for folder in folders)
 
 
 def test_tried_lists_what_ended_higher_and_no_earlier(monkeypatch, tmp_path):
