@@ -159,6 +159,7 @@ def test_branches_are_drawn_beside_one_another(monkeypatch):
     below = {"a": None, "b": "a", "c": "b", "d": "c", "e": "b", "f": "e", "g": "e", "h": "e"}
     monkeypatch.setattr(stages, "stage_names", lambda folder: list(below))
     monkeypatch.setattr(stages, "stage_below", below.get)
+    monkeypatch.setattr(stages, "named_below", (below | {"b": None}).get)  # the trunk is a and b
     drawn = [branch + name for branch, name in tree()]
     assert drawn == ["a", "b", "├ c", "│ d", "└ e", "  ├ f", "  ├ g", "  └ h"]
 

@@ -85,7 +85,7 @@ class TrainingBatches:
             starts.append(phase + int(order[place % SHUFFLED]) * T)
         return cut_windows(tokens, starts, T)
 
-    def share(self, rank, world_size, positions):
+    def share(self, rank, world_size, positions, _):
         return Share(self, rank, world_size, positions)
 
 
@@ -105,7 +105,7 @@ class ValidationBatches:
         for i in range(0, max(1, chosen - size + 1), size):
             yield cut_windows(tokens, starts[i : i + size], T)
 
-    def share(self, rank, world_size, positions):
+    def share(self, rank, world_size, positions, _):
         return Share(self, rank, world_size, positions)
 
 

@@ -15,8 +15,8 @@ def share(batches: Any) -> Any:
 
     An evaluation passes as many micro-batches at once as a pipeline has processes, so that each works on one.
     """
-    sizes = mesh().sizes
-    return batches.share(mesh().place.data, sizes.data, positions(batches.config), sizes.pipeline)
+    at_once = mesh().sizes.pipeline
+    return batches.share(mesh().place.data, mesh().sizes.data, positions(batches.config), at_once)
 
 
 class DistributedDataParallel(OrderedDataParallel):

@@ -139,6 +139,7 @@ def gpu(monkeypatch):
     def describe(name, capability):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (15e9, 16e9))
         native = capability >= (8, 0)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
 
@@ -148,9 +149,9 @@ def gpu(monkeypatch):
 def test_a_gpu_before_ampere_uses_float16(gpu):
     gpu("Tesla T4", (7, 5))
     chosen = header.choices(tiny(vocab_size=17, dtype="auto"), CUDA, "math kernel")
-    assert chosen["dtype"] == "float16 (bfloat16 is not native here)"
-    asked = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CUDA, "")["dtype"]
-    assert asked == "bfloat16 (as requested, but emulated here, and slow: expected --dtype=float16)"
+    assert chosen["device"] == "Tesla T4, 15.0 GB free; float16 (bfloat16 is not native here)"
+    asked = header.choices(tiny(vocab_size=17, dtype="bfloat16"), CUDA, "")["device"]
+    assert asked.endswith("; bfloat16 (as requested, but emulated here, and slow: expected --dtype=float16)")
 
 
 @pytest.mark.slow
