@@ -19,6 +19,7 @@ from nanoladder.run import load_config
 REFUSED = {  # {(mode, option of the config): why the mode refuses it, and what to do}
     ("ladder", "stage"): "--mode=ladder sets it; choose rows with --stages=a,b,c",
     ("recipe", "recipe"): "--mode=recipe measures every rung; expected no --recipe",
+    ("by_loss", "recipe"): "--mode=by_loss measures every rung; expected no --recipe",
 }
 DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=scaling
 
@@ -105,6 +106,9 @@ MODES = {
         "how many tokens each rung of the second ladder saves, by whole training runs",
         ("minutes", "on", "rungs", "kept", "out_dir"),
     ),
+    "by_loss": Mode(
+        "how many tokens each rung saves at which loss, from runs of several lengths", ("minutes", "out_dir")
+    ),
     "race": Mode(
         "how much faster whole runs reach the final loss of another config, or of nanoGPT's own command",
         ("against", "nanogpt", "seeds", "out_dir"),
@@ -133,7 +137,11 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
     "metric": (one_of("speed", "memory", "loss"), "speed", "speed|memory|loss (of whole runs): what to compare"),
     "rounds": (at_least(6), 24, "maximum number of rounds, one process of each version; stops early if clear"),
     "seeds": (at_least(1), 3, "runs of each config"),
-    "minutes": (positive, 15, "minutes to measure in (recipe: to start runs in; repeat the command to continue)"),
+    "minutes": (
+        positive,
+        15,
+        "minutes to measure in (recipe, by_loss: to start runs in; repeat the command to continue)",
+    ),
     "on": (rungs, None, "comma-separated rungs that the base already has"),
     "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base lacks)"),
     "kept": (rungs, None, "rungs kept at another scale: measured together, without each, and each alone"),
@@ -173,7 +181,7 @@ def parse(argv):
     for option, name in parse_arguments(words)[1].items():
         if why := REFUSED.get((options.mode, option)):
             raise BadInput(f"{option}={name}: {why}")
-    whole = options.mode in ("predict", "judge", "recipe", "race") or options.dimension == "pipeline"
+    whole = options.mode in ("predict", "judge", "recipe", "by_loss", "race") or options.dimension == "pipeline"
     whole = whole or options.train or any(word.startswith("--batch_size") for word in words)
     if config.micro_batch_size and not whole:
         words = [*words, f"--batch_size={config.micro_batch_size}"]  # a step of one micro-batch: large presets run too

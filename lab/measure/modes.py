@@ -34,7 +34,7 @@ from lab.measure.results import STEPS, code_hash, default_folder, results_of, ta
 from lab.measure.runs import RUNS, Failed, Runs, in_words
 from lab.measure.turns import Schedule
 from lab.predict import devices, predict
-from lab.research import race, recipe
+from lab.research import by_loss, race, recipe
 from nanoladder.config import apply, parse_arguments
 from nanoladder.config.stages import files
 from nanoladder.data import open_dataset
@@ -59,6 +59,8 @@ def main(argv: list[str]) -> None:
             sys.exit(judge.judge(options, words))
         case "recipe":
             recipe.measure(options, words)
+        case "by_loss":
+            by_loss.measure(options, words)
         case "race":
             race.race(options, words)
         case _:

@@ -12,6 +12,7 @@ import functools
 import math
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from lab.measure.results import presets
 from lab.measure.runs import RUNS, Failed, Runs, in_words
 from lab.measure.training import Child
 from lab.predict.predict import costs
-from lab.research.protocol import Protocol
+from lab.research.protocol import Protocol, TrainingRun
 from lab.research.recipe_report import report
 from nanoladder.config import Config, apply, differences, stages
 from nanoladder.data import open_dataset
@@ -58,46 +59,63 @@ def train(row):
 def measure(options: Namespace, words: list[str]) -> None:
     """Trains the missing runs for --minutes, and writes the report on all of them."""
     config = load_config(words)
-    dataset = open_dataset(config)
     rungs = select_rungs(rungs_of(config), options.on or (), options.rungs or ())
     if absent := [name for name in options.kept or () if name not in rungs]:
         raise BadInput(f"--kept={absent[0]}: --on has it, or --rungs leaves it out; expected rungs that are measured")
     protocol = functools.partial(Protocol, config, rungs, kept=options.kept or ())
     protocol(loss=None).require_valid()
-    at_once = torch.get_num_threads() if choose_device(config.device).type == "cpu" else 1
+    dataset = open_dataset(config)
 
     @functools.cache
     def parameters(config):
         return costs(dataclasses.replace(config, vocab_size=dataset.vocab_size))["n_params"]
 
-    machine = machine_name(run_alone(measurements.machine_facts, config))
-    folder = Path(options.out_dir or Path("results", machine, presets(words)))
-    end, origin = time.monotonic() + 60 * options.minutes, {"machine": machine, "commit": commit()}
-    with Runs(folder / RUNS, "recipe", {"data": dataset.fingerprint()}, origin) as runs:
-        losses = {}
-
-        def loss(run):
-            """The final validation loss, in nats per token; infinite if it diverged or failed, None without one."""
-            if run not in losses and (row := row_of(run)) in runs:
-                losses[run] = (runs.figures(row) or {}).get("val_loss") or math.inf
-            return losses.get(run)
+    end = time.monotonic() + 60 * options.minutes
+    with opened("recipe", options, words) as runs:
 
         def follow():
-            return protocol(loss).follow()
-
-        def wanted():
-            trained = [run.row for run in runs if run.row["what"] == "train" and run.figures]
-            return [*trained, *map(row_of, follow().wanted)]
+            return protocol(losses_in(runs)).follow()
 
         try:
-            for run in runs.take(wanted, train, end, at_once, "run"):
-                text = run.failed or run.figures["note"] or format(run.figures["val_loss"], ".4f")
-                tqdm.write(f"{in_words(run.row)}: {text}")
-            followed = follow()
-            if not followed.wanted:
+            train_wanted(runs, follow, end)
+            if not (followed := follow()).wanted:
                 list(runs.take(lambda: steps_of(followed), measure_step, end, unit="process"))
         finally:
             report(follow(), runs, words, options.on, parameters)
+
+
+def opened(kind: str, options: Namespace, words: list[str]) -> Runs:
+    """The Runs of a kind, of a config's command line, on its dataset."""
+    config = load_config(words)
+    machine = machine_name(run_alone(measurements.machine_facts, config))
+    folder = Path(options.out_dir or Path("results", machine, presets(words)))
+    return Runs(
+        folder / RUNS, kind, {"data": open_dataset(config).fingerprint()}, {"machine": machine, "commit": commit()}
+    )
+
+
+def losses_in(runs: Runs) -> Callable[[TrainingRun], float | None]:
+    """A function of a run: its final loss in nats per token; infinite if it failed, None if it is missing."""
+
+    @functools.cache
+    def loss(run):
+        if (row := row_of(run)) in runs:
+            return (runs.figures(row) or {}).get("val_loss") or math.inf
+
+    return loss
+
+
+def train_wanted(runs: Runs, follow: Callable[[], Protocol], end: float) -> None:
+    """Trains the runs that a Protocol wants, one on each thread of a CPU, and starts none after `end`."""
+
+    def wanted():
+        trained = [run.row for run in runs if run.row["what"] == "train" and run.figures]
+        return [*trained, *map(row_of, follow().wanted)]
+
+    at_once = torch.get_num_threads() if choose_device(follow().config.device).type == "cpu" else 1
+    for run in runs.take(wanted, train, end, at_once, "run"):
+        text = run.failed or run.figures["note"] or format(run.figures["val_loss"], ".4f")
+        tqdm.write(f"{in_words(run.row)}: {text}")
 
 
 def steps_of(protocol):

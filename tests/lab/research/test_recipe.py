@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from conftest import flags, replace, tiny
 
 import train
 from lab.measure import cli, modes, runs, training
-from lab.research import recipe, recipe_report
+from lab.research import by_loss, recipe, recipe_report
 from lab.research.equivalent_tokens import Curve
 from lab.research.protocol import TrainingRun
 from nanoladder.run import load_config
@@ -272,3 +273,33 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
         assert outcome["val_loss"] == (None if note else expected)
         assert (outcome["note"] or "").startswith(note) and outcome["failed"] == ("failed" in note)
         assert not Path(child.folder.name).exists()
+
+
+def test_by_loss_finds_what_planted_rungs_save_at_every_length_and_resumes(
+    world, dense, tmp_path, run_main, monkeypatch
+):
+    monkeypatch.setattr(
+        by_loss, "tree", lambda _: [("", "base"), ("", "good"), ("└ ", "bad"), ("", "nothing"), ("", "late")]
+    )
+    words = [*flags(dataset=dense, max_steps=STEPS, learning_rate=RATE, min_lr=RATE / 10), "--mode=by_loss"]
+    words.append(f"--out_dir={tmp_path}")
+    world.most = 40
+    with pytest.raises(KeyboardInterrupt):
+        modes.main(words)
+    world.most = None
+    done = run_main(modes.main, *words)
+    configs = [str(config) for config in world.configs]
+    assert len(configs) <= len({*configs}) + 2  # those that ran when it was interrupted
+    report, _ = (tmp_path / "by_loss.md").read_text(), (tmp_path / "by_loss.png").read_bytes()
+    assert "written" in done.out and "trigrams and copies" in report
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report.splitlines() if line.startswith("| ")]
+    found = {name: [[*map(float, re.findall(r"[0-9.]+", cell))] for cell in cells] for name, _, *cells in rows[2:]}
+    worth = {f"without {name}": WORTH[name] for name in ("good", "nothing", "late")} | {
+        "with bad": WORTH["bad"],
+        "base": 1.8,
+    }
+    assert found.keys() == worth.keys()
+    for name, cells in found.items():
+        assert len(cells) == 3
+        for middle, low, high in cells:
+            assert low <= middle <= high and abs(middle / worth[name] - 1) < 0.02, (name, cells)

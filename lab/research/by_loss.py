@@ -1,0 +1,201 @@
+"""What each rung is worth at which loss: python profile.py config/recipe_small.py --mode=by_loss [--minutes=60]
+
+The finished recipe, the trunk of config/recipe, is trained at several lengths; so is the recipe without each rung, with
+each rung of the branches, and the base without any. Every run is whole, with its own schedule. The recipe's losses give
+a curve over the length; a row's loss, by this curve, is that of a longer or shorter run of the recipe. The quotient of
+the lengths is what the rung saves in tokens, at the loss that the recipe has at the row's length.
+
+1. The recipe's learning rate at LENGTHS, on one seed; the longest takes the one before.
+2. Each row's at the shortest length; at the others it differs by as much from the recipe's.
+3. All rows at LENGTHS, on one fresh seed after the other, and the recipe at ENDS too.
+
+The next run is a function of the finished ones (protocol.py), so the same command continues.
+"""
+
+import dataclasses
+import math
+import statistics
+import time
+from argparse import Namespace
+
+from lab.measure import tables
+from lab.measure.results import write
+from lab.measure.runs import RUNS
+from lab.measure.stats import LEAST, LEVEL, intervals, trimmed_mean
+from lab.research import recipe
+from lab.research.equivalent_tokens import Curve
+from lab.research.protocol import FRESH, ONCE, Protocol, Row
+from nanoladder import files
+from nanoladder.config.stages import RECIPE_DIR, tree
+from nanoladder.data import open_dataset
+from nanoladder.data.counting import counted_losses
+from nanoladder.errors import BadInput
+from nanoladder.run import load_config
+
+LENGTHS, ENDS = (1 / 16, 1 / 4, 1.0), (1 / 32, 2.0)  # of a run; the recipe's curve goes on to its ends
+HOW_TO_READ = f"""\
+Tokens that the recipe without a rung needs for a loss, divided by those with it, at the loss that the recipe has after
+so many steps (above 1: the rung saves tokens). A row's loss becomes tokens by the recipe's curve (≥, ≤: beyond its
+end). In brackets: simultaneous {LEVEL:.0%} intervals of a column, if there are {LEAST} seeds; lr: at the first length,
+chosen on another seed."""
+
+
+class ByLoss(Protocol):
+    """Conclusions from the finished runs, and the runs wanted next. rows: recipe, without each, with each, and base."""
+
+    def __init__(self, config, rungs, loss):
+        super().__init__(config, rungs, loss)
+        trunk = [name for lines, name in tree(RECIPE_DIR) if not lines and name in self.rungs][1:]
+        branches = [name for name in [*rungs][1:] if name not in trunk]
+        sets = {f"without {name}": [other for other in trunk if other != name] for name in trunk}
+        sets |= {f"with {name}": [*trunk, name] for name in branches}
+        self.recipe = self.row("recipe", trunk)
+        self.rows = [self.row(name, names) for name, names in sets.items()] + [self.row("base", [])]
+
+    def row(self, name, rungs):
+        """Raises BadInput for rungs that cannot be combined."""
+        if isinstance(config := self.config_with(rungs), BadInput):
+            raise BadInput(f"--mode=by_loss, {name}: {config}")
+        return Row(name, config, self.base, seeds=ONCE)
+
+    def follow(self):
+        shortest, *others, _ = LENGTHS
+        if not self.tune(self.recipe, shortest, 1.0):
+            return self
+        self.rates = {shortest: self.recipe.factor}
+        for length in others:
+            self.rates[length] = self.tune(dataclasses.replace(self.recipe), length, self.recipe.factor)
+        factors = [self.tune(row, shortest, self.recipe.factor) for row in self.rows]
+        if None in [*factors, *self.rates.values()]:
+            return self
+        for seed in FRESH:
+            for length in sorted(LENGTHS + ENDS):
+                for row in [self.recipe, *(self.rows if length in LENGTHS else [])]:
+                    self.losses(row, length, [seed], self.factor(row, length))
+        self.curve = self.measure_curve()
+        return self
+
+    def factor(self, row, length):
+        """A row's factor of the learning rate at a length."""
+        nearest = max((each for each in self.rates if each <= length), default=min(self.rates))
+        return row.factor / self.recipe.factor * self.rates[nearest]
+
+    def of_seeds(self, row, length):
+        """{seed: the loss of a row that is known and finite} at a length."""
+        found = {seed: self.losses(row, length, [seed], self.factor(row, length)) for seed in FRESH}
+        return {seed: losses[0] for seed, losses in found.items() if losses and math.isfinite(losses[0])}
+
+    def measure_curve(self):
+        """The recipe's Curve through its mean losses of the seeds that have run at each length."""
+        known = {length: self.of_seeds(self.recipe, length) for length in sorted(LENGTHS + ENDS)}
+        seeds = [seed for seed in FRESH if all(seed in losses for losses in known.values())]
+        if seeds:
+            return Curve({length: statistics.fmean(losses[seed] for seed in seeds) for length, losses in known.items()})
+
+    def gains(self, row, length):
+        """The logarithms of what a row's rung saves at a length, {seed: ...}, and the bound that they are."""
+        this, recipe = self.of_seeds(row, length), self.of_seeds(self.recipe, length)
+        start, sign, result, bound = self.curve.loss(length), -1 if row.name.startswith("with ") else 1, {}, ""
+        for seed in this.keys() & recipe.keys():
+            other = self.curve.length(start + this[seed] - recipe[seed])
+            if not 1.0001 * self.curve.low < other < 0.9999 * self.curve.high:
+                bound = "≥ " if (other < 1) == (sign > 0) else "≤ "
+            result[seed] = sign * math.log(length / other)
+        return result, bound
+
+
+def measure(options: Namespace, words: list[str]) -> None:
+    """Trains the missing runs for --minutes, and writes the report on all of them."""
+    config = load_config(words)
+    dataset, rungs, end = open_dataset(config), recipe.rungs_of(config), time.monotonic() + 60 * options.minutes
+    ByLoss(config, rungs, loss=None)  # refuses rungs that cannot be combined
+    with recipe.opened("by_loss", options, words) as runs:
+        counted = counted_losses(dataset, config)
+
+        def follow():
+            return ByLoss(config, rungs, recipe.losses_in(runs)).follow()
+
+        try:
+            recipe.train_wanted(runs, follow, end)
+        finally:
+            report(follow(), runs, words, dataset.bits_per_nat, counted)
+
+
+def report(protocol, runs, words, bits_per_nat, counted):
+    """Prints and writes what a ByLoss found in the runs. bits_per_nat: of a token's loss; None: losses stay in nats.
+
+    counted: {name: loss}, what counting the data reaches on the same windows.
+    """
+    folder, unit = runs.path.parent, "bits per byte" if bits_per_nat else "nats per token"
+    if not (curve := protocol.curve):
+        return print(f"the recipe's curve is not known yet; the same command continues\nwritten: {runs.path}")
+    losses = {length: (bits_per_nat or 1.0) * curve.loss(length) for length in LENGTHS}
+    gains = {length: gains_at(protocol, length) for length in LENGTHS}
+    texts = {row.name: {"lr": f"{row.factor * row.config.learning_rate:.2g}"} for row in protocol.rows}
+    for length, of_rows in gains.items():
+        heading = f"{round(length * protocol.config.max_steps):,} steps, {losses[length]:.4f}"
+        for name, row in texts.items():
+            row[heading] = in_words(of_rows[name]) if name in of_rows else ""
+    trained = [run for run in runs if run.figures]
+    origins = [{run.conditions[key] for run in trained} - {None} for key in ("commit", "machine")]
+    tokens = f"{protocol.config.batch_size} × {protocol.config.context_length} tokens"
+    known = ", ".join(f"{name} {(bits_per_nat or 1.0) * loss:.4f}" for name, loss in counted.items())
+    text = [
+        f"## by loss: `{' '.join(words)}`",
+        f"{len(trained)} whole runs of {' on '.join(', '.join(sorted(each)) for each in origins)}. A step is {tokens}. "
+        f"Losses in {unit}. Counted in the training data, on the same windows (docs/evaluation.md): {known}.",
+        tables.texts(texts),
+        HOW_TO_READ,
+    ]
+    write(folder, {"by_loss.md": "\n\n".join(text)})
+    draw(losses, gains, {name: (bits_per_nat or 1.0) * loss for name, loss in counted.items()}, unit, folder)
+    print(tables.texts(texts, tables.plain))
+    print(f"\nwritten: {folder}/by_loss.md, by_loss.png and {RUNS}")
+
+
+def gains_at(protocol, length):
+    """{row: (what its rung saves at a length: an Interval of the logarithm, or the mean alone of few seeds; bound)}."""
+    measured = {row.name: protocol.gains(row, length) for row in protocol.rows}
+    samples = {name: [*gains.values()] for name, (gains, _) in measured.items() if gains}
+    known = intervals({name: each for name, each in samples.items() if len(each) >= LEAST})
+    return {name: (known.get(name, float(trimmed_mean(each))), measured[name][1]) for name, each in samples.items()}
+
+
+def in_words(gain):
+    """A gain of gains_at as text."""
+    change, bound = gain
+    if isinstance(change, float):
+        return f"{bound}{math.exp(change):.2f}"
+    middle, low, high = map(math.exp, change)
+    return tables.factor({"bound": bound, "times": middle, "low": low, "high": high})
+
+
+def draw(losses, gains, counted, unit, folder):
+    """Draws what each rung saves over the loss, to by_loss.png. losses: the recipe's, by length. gains: by length."""
+    from matplotlib.figure import Figure  # loads slowly
+
+    names = [*next(iter(gains.values()))]
+    kinds = {"without": "left out of the recipe", "with": "added to the recipe"}
+    figure = Figure(figsize=(13, 6), layout="constrained")
+    for axis, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
+        for number, name in enumerate(each for each in names if each.partition(" ")[0] == kind):
+            points = [(losses[length], each[name][0]) for length, each in gains.items() if name in each]
+            middles = [change if isinstance(change, float) else change.middle for _, change in points]
+            color, x = f"C{number % 10}", [loss for loss, _ in points]
+            style = {"color": color, "linestyle": "-" if number < 10 else "--", "marker": "o", "label": name.split()[1]}
+            axis.plot(x, [math.exp(each) for each in middles], **style)
+            for loss, change in points:
+                if not isinstance(change, float):
+                    axis.plot([loss, loss], [math.exp(change.low), math.exp(change.high)], color=color, alpha=0.3)
+        low, high = axis.get_xlim()
+        for name, loss in counted.items():
+            if low < loss < high:
+                axis.axvline(loss, color="gray", linestyle=":")
+                axis.annotate(name, (loss, 0), xycoords=axis.get_xaxis_transform(), rotation=90, color="gray")
+        axis.invert_xaxis()
+        axis.axhline(1.0, color="black", linewidth=0.8)
+        axis.set(title=title, xlabel=f"the recipe's loss ({unit})", ylabel="tokens without the rung ÷ with it")
+        axis.set(yscale="log")
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    files.write(folder / "by_loss.png", lambda file: figure.savefig(file, dpi=120, format="png"))
