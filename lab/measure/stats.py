@@ -66,7 +66,7 @@ def p_value(differences: list[float]) -> float:
     return tail if trimmed_mean(row) > 0 else 1 - tail
 
 
-def trimmed_mean(x, part=5):
+def trimmed_mean(x: np.ndarray, part: int = 5) -> np.ndarray:
     """The mean along the last axis without a fifth, or another part, of the values at each end."""
     n = np.shape(x)[-1]
     cut = trimmed(n, part)
