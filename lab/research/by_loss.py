@@ -81,22 +81,25 @@ class ByLoss(Protocol):
         return row.factor / self.recipe.factor * self.rates[nearest]
 
     def of_seeds(self, row, length):
-        """{seed: the loss of a row that is known and finite} at a length."""
+        """{seed: the loss of a row} at a length, of the seeds that have run; infinite if the run diverged."""
         found = {seed: self.losses(row, length, [seed], self.factor(row, length)) for seed in FRESH}
-        return {seed: losses[0] for seed, losses in found.items() if losses and math.isfinite(losses[0])}
+        return {seed: losses[0] for seed, losses in found.items() if losses}
 
     def measure_curve(self):
         """The recipe's Curve through its mean losses of the seeds that have run at each length."""
         known = {length: self.of_seeds(self.recipe, length) for length in sorted(LENGTHS + ENDS)}
-        seeds = [seed for seed in FRESH if all(seed in losses for losses in known.values())]
+        seeds = [seed for seed in FRESH if all(losses.get(seed, math.inf) < math.inf for losses in known.values())]
         if seeds:
             return Curve({length: statistics.fmean(losses[seed] for seed in seeds) for length, losses in known.items()})
 
     def gains(self, row, length):
-        """The logarithms of what a row's rung saves at a length, {seed: ...}, and the bound that they are."""
+        """The logarithms of what a row's rung saves at a length, {seed: ...}, and the bound that they are.
+
+        A run that diverged counts as the end of the curve.
+        """
         this, recipe = self.of_seeds(row, length), self.of_seeds(self.recipe, length)
         start, sign, result, bound = self.curve.loss(length), -1 if row.name.startswith("with ") else 1, {}, ""
-        for seed in this.keys() & recipe.keys():
+        for seed in [seed for seed in this if recipe.get(seed, math.inf) < math.inf]:
             other = self.curve.length(start + this[seed] - recipe[seed])
             if not 1.0001 * self.curve.low < other < 0.9999 * self.curve.high:
                 bound = "≥ " if (other < 1) == (sign > 0) else "≤ "

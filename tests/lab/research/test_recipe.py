@@ -303,3 +303,21 @@ def test_by_loss_finds_what_planted_rungs_save_at_every_length_and_resumes(
         assert len(cells) == 3
         for middle, low, high in cells:
             assert low <= middle <= high and abs(middle / worth[name] - 1) < 0.02, (name, cells)
+
+
+def test_by_loss_counts_a_run_that_diverged_as_the_end_of_the_curve(monkeypatch, tmp_path):
+    monkeypatch.setattr(by_loss, "tree", lambda _: [("", name) for name in ("base", "good")])
+    rungs = {name: RUNGS[name] for name in ("base", "good")}
+
+    def loss(run):
+        diverged = (run.name, run.seed, run.length) == ("without good", 10, 1.0)
+        return (
+            math.inf
+            if diverged
+            else 3.0 - math.log(run.length) / 10 + abs(math.log(run.factor)) + run.name.count("out")
+        )
+
+    protocol = by_loss.ByLoss(tiny(), rungs, loss).follow()
+    assert not protocol.wanted
+    gains, bound = protocol.gains(protocol.rows[0], 1.0)
+    assert gains[10] == pytest.approx(math.log(32)) and bound == "≥ "
