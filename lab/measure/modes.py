@@ -30,7 +30,7 @@ from lab.measure.git import commit
 from lab.measure.launch import Processes, run_alone, run_together
 from lab.measure.machine import machine_in_words
 from lab.measure.peers import task
-from lab.measure.results import STEPS, code_hash, default_folder, results_of, table_of, write
+from lab.measure.results import STEPS, code_hash, default_folder, free_folder, results_of, table_of, under, write
 from lab.measure.runs import RUNS, Failed, Runs, in_words
 from lab.measure.turns import Schedule
 from lab.predict import devices, predict
@@ -129,7 +129,12 @@ def measure_rows(options, config_words):
     start_time, words = time.monotonic(), sized(config_words)
     base, rows, mode = load_config(words), rows_of(options, words), cli.part_of_results(options)
     conditions, reasons, planned = conditions_of(options, config_words), not_applicable(rows, options), []
-    folder, machine = Path(options.out_dir or default_folder(conditions)), conditions["machine"]
+    machine, row_words = conditions["machine"], words_of(rows, base)
+
+    def fits(there, found):
+        return under(conditions)(there, found) and words_there(found, mode) in (None, row_words)
+
+    folder = Path(options.out_dir or free_folder(default_folder(conditions), "table.md", STEPS, fits))
 
     def wanted():
         return [task for task in planned if task.get("name") not in reasons]
@@ -145,7 +150,7 @@ def measure_rows(options, config_words):
         write(folder, {"table.md": table_of(results_of(conditions, runs))})
 
     with Runs(folder / RUNS, STEPS, conditions, {"commit": commit()}) as runs:
-        plan(runs, mode, rows, base, reasons)
+        plan(runs, mode, rows, row_words, reasons)
         planned += tasks(options, mode, rows)
         n_valid = sum(not isinstance(row, BadInput) for row in rows.values())
         minutes = "" if options.train else f", in about {options.minutes:g} minutes"
@@ -221,16 +226,25 @@ def bytes_of(row, mode, config, name):
     return BESIDE + PER_BYTE * predict.predict_memory(naive, device_type, 1).peak
 
 
-def plan(runs, mode, rows, base, reasons):
+def words_of(rows, base):
+    """{row: the words of its command line after those of the config}; none if it is invalid."""
+    valid = {name: row for name, row in rows.items() if not isinstance(row, BadInput)}
+    return {name: cli.command_line(changes_from(valid[name], base)) if name in valid else [] for name in rows}
+
+
+def words_there(runs, mode):
+    """The words of the rows of a mode in runs, as words_of; None if there are none."""
+    there = results_of({}, runs)["modes"].get(mode, {"rows": {}})["rows"]
+    return {name: row["words"] for name, row in there.items()} or None
+
+
+def plan(runs, mode, rows, words, reasons):
     """Adds the rows of a mode to the runs: their words and, from reasons, why they are not measured.
 
     Raises BadInput if the mode has other rows there.
     """
     valid = {name: row for name, row in rows.items() if not isinstance(row, BadInput)}
-    words = {name: [] for name in rows}
-    words |= {name: cli.command_line(changes_from(row, base)) for name, row in valid.items()}
-    there = results_of({}, runs)["modes"].get(mode, {"rows": {}})["rows"]
-    if there and {name: row["words"] for name, row in there.items()} != words:
+    if words_there(runs, mode) not in (None, words):
         raise BadInput(f"{runs.path.parent} holds other rows of {mode}; choose another --out_dir, or remove it")
     for name, row in rows.items():
         update = name in valid and trains_otherwise(row, next(iter(valid.values())))

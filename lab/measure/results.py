@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,31 @@ def table_of(results):
 def default_folder(conditions: dict) -> Path:
     """results/<machine>/<config>, such as results/nvidia-h200/gpt2."""
     return Path("results", machine_name(conditions["machine"]), presets(conditions["config"]))
+
+
+def free_folder(first: Path, report: str, kind: str, fits: Callable) -> Path:
+    """The first of the folders first, first-2, first-3, ... whose runs of a kind, or report, are not of something else.
+
+    fits: function of the conditions and the list of these runs. The folder is printed if it is not the first: results
+    of other code, settings or rows stay as they are.
+    """
+    folder, number = first, 1
+    while not is_free(folder, report, kind, fits):
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    if number > 1:
+        print(tables.wrapped(f"{first} has other results, of other code, settings or rows; these go to {folder}"))
+    return folder
+
+
+def is_free(folder, report, kind, fits):
+    there, found = runs.read(folder / runs.RUNS, kind)
+    return fits(there, found) if found else not (folder / report).exists()
+
+
+def under(conditions: dict) -> Callable:
+    """A function for free_folder: were the runs measured under these conditions?"""
+    return lambda there, _: all(there.get(key) == value for key, value in conditions.items())
 
 
 def presets(words: list[str]) -> str:

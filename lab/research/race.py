@@ -30,7 +30,7 @@ from lab.measure.machine import machine_in_words
 from lab.measure.measurements import machine_facts
 from lab.measure.peers import nanogpt
 from lab.measure.peers.task import require_checkout
-from lab.measure.results import code_hash, default_folder, write
+from lab.measure.results import code_hash, default_folder, free_folder, under, write
 from lab.measure.runs import PAUSE, RUNS, Runs
 from lab.measure.training import Child
 from lab.research.records import with_seeds
@@ -62,7 +62,7 @@ def race(options: Namespace, words: list[str]) -> None:
         raise BadInput(f"dataset={config.dataset} does not say how long its text is; prepare it by its prepare.py here")
     conditions = {"machine": run_alone(machine_facts, config), "config": words, **facts}
     conditions |= {"data": dataset.fingerprint(), "code": code_hash()}
-    folder = Path(options.out_dir or default_folder(conditions))
+    folder = Path(options.out_dir or free_folder(default_folder(conditions), "race.md", "race", under(conditions)))
     wanted = [{"name": name, "seed": seed} for seed in range(options.seeds) for name in commands]
     with Runs(folder / RUNS, "race", conditions, {"commit": commit()}) as runs:
         counted = counted_losses(dataset, config).items()

@@ -23,7 +23,7 @@ from lab.measure.cli import command_line
 from lab.measure.git import commit
 from lab.measure.launch import run_alone
 from lab.measure.machine import machine_name
-from lab.measure.results import presets
+from lab.measure.results import free_folder, presets, under
 from lab.measure.runs import RUNS, Failed, Runs, in_words
 from lab.measure.training import Child
 from lab.predict.predict import costs
@@ -88,10 +88,10 @@ def opened(kind: str, options: Namespace, words: list[str]) -> Runs:
     """The Runs of a kind, of a config's command line, on its dataset."""
     config = load_config(words)
     machine = machine_name(run_alone(measurements.machine_facts, config))
-    folder = Path(options.out_dir or Path("results", machine, presets(words)))
-    return Runs(
-        folder / RUNS, kind, {"data": open_dataset(config).fingerprint()}, {"machine": machine, "commit": commit()}
-    )
+    conditions = {"data": open_dataset(config).fingerprint()}
+    first = Path("results", machine, presets(words))
+    folder = Path(options.out_dir or free_folder(first, f"{kind}.md", kind, under(conditions)))
+    return Runs(folder / RUNS, kind, conditions, {"machine": machine, "commit": commit()})
 
 
 def losses_in(runs: Runs) -> Callable[[TrainingRun], float | None]:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from lab.measure.results import free_folder, under
 from lab.measure.runs import RUNS, Failed, Runs, read
 from nanoladder.errors import BadInput
 
@@ -125,6 +126,25 @@ def test_other_conditions_are_refused_or_begin_anew_and_each_kind_has_its_own(op
         runs.restart()
         assert taken(runs, rows=ROWS[:1]) == ROWS[:1] and len(list(runs)) == 1
     assert len(read(runs.path, "judge")[1]) == 1 and len(read(runs.path, "steps")[1]) == 5
+
+
+def test_results_of_something_else_stay_in_their_folder_and_the_next_one_is_taken(tmp_path, capsys):
+    first, second, third = (tmp_path / name for name in ("x", "x-2", "x-3"))
+
+    def folder(code):
+        return free_folder(first, "table.md", "steps", under({"code": code}))
+
+    assert folder("1") == first and not capsys.readouterr().out
+    for path, code in ((first, "1"), (second, "2")):
+        with Runs(folder(code) / RUNS, "steps", {"code": code}) as runs:
+            taken(runs)
+        assert runs.path.parent == path
+    assert (folder("1"), folder("2"), folder("3")) == (first, second, third)
+    assert "these go to" in capsys.readouterr().out
+    third.mkdir()
+    assert folder("3") == third
+    (third / "table.md").write_text("measured by an older version, without its runs")
+    assert folder("3") == tmp_path / "x-4"
 
 
 def test_one_process_writes_to_a_folder_and_words_for_the_reader_are_not_part_of_a_row(opened, tmp_path, monkeypatch):
