@@ -7,7 +7,7 @@ Cost: products are exact to about three digits. Older GPUs and CPUs have no TF32
 bfloat16 is on, few float32 products are left to speed up.
 Tried: we measured it on two CPUs, and as expected nothing changed.
 Try: `python profile.py config/gpt2.py --mode=predict --gpu=A100 --vocab_size=50257 --stages=tf32`: the least time of a
-step falls to a third, and the memory stays.
+step falls to a quarter, and the memory stays.
 Source:
 - torch.set_float32_matmul_precision: https://docs.pytorch.org/docs/stable/generated/torch.set_float32_matmul_precision.html
 - NVIDIA's A100 white paper (2020):
