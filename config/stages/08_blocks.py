@@ -8,7 +8,7 @@ Cost: a little more than half of the (T, T) matrix is stored again. On a GPU, or
 Tried: we reused one buffer for all scores (153 ms instead of 147, in float32) and cut blocks of 64 queries (88 ms
 instead of 81, in bfloat16).
 Try: `python profile.py config/quickstart.py --context_length=512 --batch_size=4 --vary attention=matmul,sdpa,blocks
---minutes=2`: on a CPU blocks is the fastest, and sdpa needs the least memory.
+--minutes=2`: sdpa needs the least memory; which is fastest depends on the processor.
 Source:
 - Dao et al. 2022, "FlashAttention", on tiles: https://arxiv.org/abs/2205.14135
 - torch.bmm, the product of many matrices in one call: https://docs.pytorch.org/docs/stable/generated/torch.bmm.html
