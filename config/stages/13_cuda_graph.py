@@ -9,7 +9,7 @@ whose steps exchange messages, run as usual, and so do the configs for which the
 Tried: we used `torch.compile`'s own graphs, mode reduce-overhead. They capture the forward and the backward separately,
 check their memory in Python at every step, and cannot take micro-batches.
 Try: `python profile.py config/reference.py --mode=predict --gpu=H200 --vocab_size=50257
---stages=chunked_loss,cuda_graph`: the same memory, and a fifth less time at the limit, because launches take less.
+--stages=chunked_loss,cuda_graph`: the same memory, and a tenth less time at the limit, because launches take less.
 Source:
 - CUDA graphs: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 - Ng et al. 2021, "Accelerating PyTorch with CUDA Graphs":

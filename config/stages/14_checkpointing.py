@@ -8,7 +8,7 @@ Cost: one more forward, about a third of a step, for every:1 and sqrt; selective
 Tried: we combined selective with blocks that are compiled one by one, and it kept nothing: a compiled block hides the
 operators that it looks for, so the combination is refused.
 Try: `python profile.py config/gpt2.py --mode=predict --gpu=H100 --vocab_size=50257 --batch_size=32 --micro_batch_size=0
---stages=cuda_graph,checkpointing`: a quarter of the memory, for a step that takes a fifth longer at the limit.
+--stages=cuda_graph,checkpointing`: a third of the memory, for a step that takes a fifth longer at the limit.
 Source:
 - Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost": https://arxiv.org/abs/1604.06174
 - Korthikanti et al. 2022, on selective: https://arxiv.org/abs/2205.05198
