@@ -27,19 +27,18 @@ def section(rung):
 
 
 def rung_card(machine, rung, scales):
-    """A card with sentences on what a rung gained or cost at these scales, and a table with a row for each."""
+    """A card with sentences on what a rung gained or cost at these scales, and a table with a column for each."""
     rows = [scale.rows[rung] for scale in scales]
     lines = [(label, *(times(row.get(key)) for row in rows)) for key, label in FIGURES.items()]
     lines += [(label, *(f"{row[key]:.2f}" if key in row else "" for row in rows)) for key, label in FACTORS.items()]
     measured = [line for line in lines if any(line[1:])]
-    worth = zip(headings(rung, scales), *(values for _, *values in measured), strict=True)
     bases = {f" The {base_in_words(scale)} has {', '.join(scale.on)}." for scale in scales if scale.on}
     return card(
         describe_machine(machine),
         "",
         tag("h4", "Tokens to the same loss"),
         tag("p", sentences.worth(rung, scales)),
-        table("parts worth", "Worth at each scale", worth, ["", *(label for label, *_ in measured)]),
+        table("parts worth", "Worth at each scale", measured, ["", *headings(rung, scales)]),
         tag("p", HOW_TO_READ, *sorted(bases), class_="fine"),
     )
 
@@ -70,7 +69,7 @@ def race_card(machine, runs):
 
 
 def headings(rung, scales):
-    """The heading of each scale's row: its corpus, size, steps, and how many rungs its base has."""
+    """The heading of each scale's column: its corpus, size, steps, and how many rungs its base has."""
     details = [
         f"{scale.parameters / 1e6:.1f} M, {scale.steps(rung)} steps{f', {base_in_words(scale)}' if scale.on else ''}"
         for scale in scales
