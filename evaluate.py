@@ -156,7 +156,7 @@ def print_counted(part, dataset):
     windows = f"every {every}th of these windows" if (every := part.every_counted) > 1 else "these windows"
     print(f"  counting the training data, for comparison on {windows} (docs/evaluation.md) ...")
     losses = part.count(dataset)
-    factor, unit = (dataset.bits_per_nat, "bits per byte") if dataset.bits_per_nat else (1.0, "nats per token")
+    factor, unit = dataset.unit
     for name, loss in losses.items():
         print(f"  {name:<22}{loss * factor:.4f} {unit}")
     return losses

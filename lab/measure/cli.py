@@ -107,7 +107,8 @@ MODES = {
         ("minutes", "on", "rungs", "kept", "out_dir"),
     ),
     "by_loss": Mode(
-        "how many tokens each rung saves at which loss, from runs of several lengths", ("minutes", "out_dir")
+        "how many tokens each rung saves, as a function of the loss, from runs of several lengths",
+        ("minutes", "out_dir"),
     ),
     "race": Mode(
         "how much faster whole runs reach the final loss of another config, or of nanoGPT's own command",

@@ -79,10 +79,10 @@ def default_folder(conditions: dict) -> Path:
 
 
 def free_folder(first: Path, report: str, kind: str, fits: Callable) -> Path:
-    """The first of the folders first, first-2, first-3, ... whose runs of a kind, or report, are not of something else.
+    """The first of the folders first, first-2, first-3, ... that has no results of a kind, or runs that fit.
 
-    fits: function of the conditions and the list of these runs. The folder is printed if it is not the first: results
-    of other code, settings or rows stay as they are.
+    report: the file that these results are written to. fits: function of the runs' conditions and the list of the runs.
+    Results of other code, settings or rows stay as they are, and a line says where the new ones go.
     """
     folder, number = first, 1
     while not is_free(folder, report, kind, fits):
@@ -100,7 +100,7 @@ def is_free(folder, report, kind, fits):
 
 def under(conditions: dict) -> Callable:
     """A function for free_folder: were the runs measured under these conditions?"""
-    return lambda there, _: all(there.get(key) == value for key, value in conditions.items())
+    return lambda there, _: not runs.different_conditions(there, conditions)
 
 
 def presets(words: list[str]) -> str:

@@ -82,7 +82,7 @@ class Runs:
             with writing(self.path.parent):
                 files.write(self.path, content[: content.rfind(b"\n") + 1])
         conditions, runs = runs_in(lines, self.kind)
-        different = [key for key, value in self.conditions.items() if runs and conditions.get(key) != value]
+        different = different_conditions(conditions, self.conditions) if runs else []
         if different and not self.anew:
             other = " and ".join(different)
             raise BadInput(f"{self.path} was measured under another {other}; choose another --out_dir, or remove it")
@@ -164,6 +164,11 @@ class Runs:
             finally:
                 for _, work in running.values():
                     work.close()
+
+
+def different_conditions(there: dict, conditions: dict) -> list[str]:
+    """The names of the conditions that were others there."""
+    return [key for key, value in conditions.items() if there.get(key) != value]
 
 
 def as_generator(measure, row):

@@ -14,7 +14,7 @@ tables, every interval holds the truth: it allows for the number of rows (Westfa
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def p_value(differences: list[float]) -> float:
     return tail if trimmed_mean(row) > 0 else 1 - tail
 
 
-def trimmed_mean(x: Any, part: int = 5) -> Any:
+def trimmed_mean(x, part=5):
     """The mean along the last axis without a fifth, or another part, of the values at each end."""
     n = np.shape(x)[-1]
     cut = trimmed(n, part)

@@ -1,4 +1,4 @@
-"""What each rung is worth at which loss: python profile.py config/recipe_small.py --mode=by_loss [--minutes=60]
+"""What each rung is worth, by loss: python profile.py config/recipe_small.py --mode=by_loss [--minutes=60]
 
 The finished recipe, the trunk of config/recipe, is trained at several lengths; so is the recipe without each rung, with
 each rung of the branches, and the base without any. Every run is whole, with its own schedule. The recipe's losses give
@@ -21,10 +21,11 @@ from argparse import Namespace
 from lab.measure import tables
 from lab.measure.results import write
 from lab.measure.runs import RUNS
-from lab.measure.stats import LEAST, LEVEL, intervals, trimmed_mean
+from lab.measure.stats import LEAST, LEVEL, intervals, mean_ratio
 from lab.research import recipe
 from lab.research.equivalent_tokens import Curve
 from lab.research.protocol import FRESH, ONCE, Protocol, Row
+from lab.research.recipe_report import factors, origins
 from nanoladder import files
 from nanoladder.config.stages import RECIPE_DIR, tree
 from nanoladder.data import open_dataset
@@ -121,18 +122,19 @@ def measure(options: Namespace, words: list[str]) -> None:
         try:
             recipe.train_wanted(runs, follow, end)
         finally:
-            report(follow(), runs, words, dataset.bits_per_nat, counted)
+            report(follow(), runs, words, dataset, counted)
 
 
-def report(protocol, runs, words, bits_per_nat, counted):
-    """Prints and writes what a ByLoss found in the runs. bits_per_nat: of a token's loss; None: losses stay in nats.
+def report(protocol, runs, words, dataset, counted):
+    """Prints and writes what a ByLoss found in the runs.
 
-    counted: {name: loss}, what counting the data reaches on the same windows.
+    counted: {name: loss in nats}, what counting the data reaches on the same windows.
     """
-    folder, unit = runs.path.parent, "bits per byte" if bits_per_nat else "nats per token"
+    folder, (factor, unit) = runs.path.parent, dataset.unit
     if not (curve := protocol.curve):
         return print(f"the recipe's curve is not known yet; the same command continues\nwritten: {runs.path}")
-    losses = {length: (bits_per_nat or 1.0) * curve.loss(length) for length in LENGTHS}
+    losses = {length: factor * curve.loss(length) for length in LENGTHS}
+    counted = {name: factor * loss for name, loss in counted.items()}
     gains = {length: gains_at(protocol, length) for length in LENGTHS}
     texts = {row.name: {"lr": f"{row.factor * row.config.learning_rate:.2g}"} for row in protocol.rows}
     for length, of_rows in gains.items():
@@ -140,56 +142,53 @@ def report(protocol, runs, words, bits_per_nat, counted):
         for name, row in texts.items():
             row[heading] = in_words(of_rows[name]) if name in of_rows else ""
     trained = [run for run in runs if run.figures]
-    origins = [{run.conditions[key] for run in trained} - {None} for key in ("commit", "machine")]
-    tokens = f"{protocol.config.batch_size} × {protocol.config.context_length} tokens"
-    known = ", ".join(f"{name} {(bits_per_nat or 1.0) * loss:.4f}" for name, loss in counted.items())
+    commits, machines = map(", ".join, origins(trained))
+    known = ", ".join(f"{name} {loss:.4f}" for name, loss in counted.items())
     text = [
         f"## by loss: `{' '.join(words)}`",
-        f"{len(trained)} whole runs of {' on '.join(', '.join(sorted(each)) for each in origins)}. A step is {tokens}. "
-        f"Losses in {unit}. Counted in the training data, on the same windows (docs/evaluation.md): {known}.",
+        f"{len(trained)} whole runs of {commits} on {machines}. A step is {protocol.config.batch_size} × "
+        f"{protocol.config.context_length} tokens. Losses in {unit}. Counted in the training data, on the same windows "
+        f"(docs/evaluation.md): {known}.",
         tables.texts(texts),
         HOW_TO_READ,
     ]
     write(folder, {"by_loss.md": "\n\n".join(text)})
-    draw(losses, gains, {name: (bits_per_nat or 1.0) * loss for name, loss in counted.items()}, unit, folder)
+    draw(losses, gains, counted, unit, folder)
     print(tables.texts(texts, tables.plain))
     print(f"\nwritten: {folder}/by_loss.md, by_loss.png and {RUNS}")
 
 
 def gains_at(protocol, length):
-    """{row: (what its rung saves at a length: an Interval of the logarithm, or the mean alone of few seeds; bound)}."""
+    """{row: what its rung saves at a length}: times and a bound; low and high too, unless there are few seeds."""
     measured = {row.name: protocol.gains(row, length) for row in protocol.rows}
     samples = {name: [*gains.values()] for name, (gains, _) in measured.items() if gains}
-    known = intervals({name: each for name, each in samples.items() if len(each) >= LEAST})
-    return {name: (known.get(name, float(trimmed_mean(each))), measured[name][1]) for name, each in samples.items()}
+    known = intervals({name: logs for name, logs in samples.items() if len(logs) >= LEAST})
+    return {
+        name: {"bound": measured[name][1]} | (factors(known[name]) if name in known else {"times": mean_ratio(logs)})
+        for name, logs in samples.items()
+    }
 
 
 def in_words(gain):
-    """A gain of gains_at as text."""
-    change, bound = gain
-    if isinstance(change, float):
-        return f"{bound}{math.exp(change):.2f}"
-    middle, low, high = map(math.exp, change)
-    return tables.factor({"bound": bound, "times": middle, "low": low, "high": high})
+    return tables.factor(gain) if "low" in gain else "{bound}{times:.2f}".format(**gain)
 
 
 def draw(losses, gains, counted, unit, folder):
     """Draws what each rung saves over the loss, to by_loss.png. losses: the recipe's, by length. gains: by length."""
     from matplotlib.figure import Figure  # loads slowly
 
-    names = [*next(iter(gains.values()))]
     kinds = {"without": "left out of the recipe", "with": "added to the recipe"}
     figure = Figure(figsize=(13, 6), layout="constrained")
     for axis, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
-        for number, name in enumerate(each for each in names if each.partition(" ")[0] == kind):
-            points = [(losses[length], each[name][0]) for length, each in gains.items() if name in each]
-            middles = [change if isinstance(change, float) else change.middle for _, change in points]
-            color, x = f"C{number % 10}", [loss for loss, _ in points]
-            style = {"color": color, "linestyle": "-" if number < 10 else "--", "marker": "o", "label": name.split()[1]}
-            axis.plot(x, [math.exp(each) for each in middles], **style)
-            for loss, change in points:
-                if not isinstance(change, float):
-                    axis.plot([loss, loss], [math.exp(change.low), math.exp(change.high)], color=color, alpha=0.3)
+        names = [name for name in next(iter(gains.values())) if name.startswith(f"{kind} ")]
+        for number, name in enumerate(names):
+            points = {losses[length]: of_rows[name] for length, of_rows in gains.items() if name in of_rows}
+            style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
+            factors_of_tokens = [gain["times"] for gain in points.values()]
+            axis.plot([*points], factors_of_tokens, marker="o", label=name.removeprefix(f"{kind} "), **style)
+            for loss, gain in points.items():
+                if "low" in gain:
+                    axis.plot([loss, loss], [gain["low"], gain["high"]], alpha=0.3, **style)
         low, high = axis.get_xlim()
         for name, loss in counted.items():
             if low < loss < high:

@@ -7,7 +7,7 @@ import statistics
 from lab.measure import tables
 from lab.measure.results import write
 from lab.measure.runs import RUNS
-from lab.measure.stats import LEAST, LEVEL, intervals
+from lab.measure.stats import LEAST, LEVEL, Interval, intervals
 from nanoladder import files
 from nanoladder.config import differences
 
@@ -47,8 +47,7 @@ def report(protocol, runs, words, on, parameters):
     if not protocol.base.factor:
         return print(f"the base's learning rate is not known yet; the same command continues\nwritten: {runs.path}")
     rows = figures(protocol, runs, parameters)
-    origins = [run.conditions for run in trained]
-    commits, machines = (sorted({each[key] for each in origins if each[key]}) for key in ("commit", "machine"))
+    commits, machines = origins(trained)
     text = [
         f"## recipe: `{' '.join(words)}`",
         f"{len(trained)} whole runs of {', '.join(commits)} on {', '.join(machines)}. "
@@ -70,6 +69,16 @@ def report(protocol, runs, words, on, parameters):
         draw(protocol.curve, rows, folder / "recipe.png")
     print(tables.on_terminal(in_words(protocol.curve), COLUMNS, rows))
     print(f"\nwritten: {folder}/recipe.md with all columns, recipe.json, recipe.png and {RUNS}")
+
+
+def origins(trained: list) -> list[list[str]]:
+    """The commits, and the machines, of Runs."""
+    return [sorted({run.conditions[key] for run in trained} - {None}) for key in ("commit", "machine")]
+
+
+def factors(change: Interval) -> dict[str, float]:
+    """The factor of tokens, and its interval, of the Interval of a logarithm."""
+    return dict(zip(("times", "low", "high"), map(math.exp, change), strict=True))
 
 
 def in_words(curve):
@@ -96,8 +105,7 @@ def figures(protocol, runs, parameters):
         cells = {"name": row.name, "note": None if row.factor else row.note or "not screened yet"}
         for kind, each in changes.items():
             if row.name in each:
-                factors = dict(zip(("times", "low", "high"), map(math.exp, each[row.name]), strict=True))
-                cells[kind] = factors | {"n": len(samples[kind][row.name])}
+                cells[kind] = factors(each[row.name]) | {"n": len(samples[kind][row.name])}
         rows.append(cells)
         if "alone" in cells:
             cells["alone"]["bound"] = protocol.bound(protocol.alone[row.name])

@@ -125,6 +125,11 @@ class Dataset:
         n_bytes = self.meta.get("bytes")
         return self.val.n_targets / n_bytes["val"] / math.log(2) if n_bytes else None
 
+    @property
+    def unit(self) -> tuple[float, str]:
+        """What makes nats per token the unit in which losses are reported, and that unit's name."""
+        return (self.bits_per_nat, "bits per byte") if self.bits_per_nat else (1.0, "nats per token")
+
     def find_tokenizer(self) -> Encoding | None:
         """Returns the tokenizer, a tiktoken.Encoding, or None if there is none. Raises BadInput for a damaged one."""
         if meta_pkl.exists(self.folder):

@@ -15,8 +15,7 @@ def share(batches: Any) -> Any:
 
     An evaluation passes as many micro-batches at once as a pipeline has processes, so that each works on one.
     """
-    at_once = mesh().sizes.pipeline
-    return batches.share(mesh().place.data, mesh().sizes.data, positions(batches.config), at_once)
+    return batches.share(mesh().place.data, mesh().sizes.data, positions(batches.config), mesh().sizes.pipeline)
 
 
 class DistributedDataParallel(OrderedDataParallel):
