@@ -198,6 +198,8 @@ def draw(losses, gains, counted, unit, folder):
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set(title=title, xlabel=f"the recipe's loss ({unit})", ylabel="tokens without the rung ÷ with it")
         axis.set(yscale="log")
-        axis.legend(fontsize=8)
-        axis.grid(alpha=0.3)
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
+        axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
+        axis.grid(alpha=0.3, which="both")
     files.write(folder / "by_loss.png", lambda file: figure.savefig(file, dpi=120, format="png"))
