@@ -118,8 +118,9 @@ MODES = {
         "the loop against Hugging Face's Trainer, Lightning, nanoGPT and nanochat", (*task.CHECKOUTS, *TIMING)
     ),
     "predict": Mode(
-        "what a run will cost: memory and least time of each stage, on a GPU or with --device=cpu",
-        ("stages", "gpu", "world_size", "memory_gb", "mfu", "price_per_hour", "out_dir"),
+        "what a run will cost: memory and least time of each stage or, with --vary, of each value, on a GPU or with "
+        "--device=cpu",
+        ("stages", "vary", "gpu", "world_size", "memory_gb", "mfu", "price_per_hour", "out_dir"),
     ),
 }
 OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meaning)}
@@ -174,6 +175,8 @@ def parse(argv):
         raise BadInput("--mode=scaling: expected the largest number of processes, such as --processes=2")
     if options.mode == "vary" and (not options.vary or ("stages" in options.vary and len(options.vary) > 1)):
         raise BadInput("--mode=vary: expected --vary KEY=a,b,c ..., or --vary=stages alone")
+    if options.mode == "predict" and "stages" in (options.vary or []):
+        raise BadInput("--mode=predict: each stage is a row without --vary=stages; expected --vary KEY=a,b,c ...")
     config = load_config(words, vars(options))
     if config.micro_batch_size == "auto":
         raise BadInput(

@@ -6,6 +6,7 @@ import itertools
 
 import torch
 
+from lab.measure.cli import command_line
 from lab.measure.peers import task
 from lab.measure.summary import row_below
 from nanoladder.arithmetic import CUTS
@@ -33,8 +34,7 @@ def rows_of(options, words):
         case "vary" if options.vary == ["stages"]:
             return {AS_CONFIGURED: config, **dict(toggled(config, stage) for stage in stages_of(1)[1:])}
         case "vary":
-            merged = [dict(itertools.chain(*map(dict.items, part))) for part in itertools.product(*options.vary)]
-            return {AS_CONFIGURED: config, **{in_words(keys): changed(config, keys) for keys in merged}}
+            return {AS_CONFIGURED: config} | varied_rows(options.vary, words)
         case "peers":
             return stage_rows(["naive"], words) | dict.fromkeys([AS_CONFIGURED, *task.PEERS], config)
         case "scaling":
@@ -51,13 +51,21 @@ def divided(config, dimension, n):
 
 def stage_rows(names, words):
     """Returns the rows of these stages: the config at each."""
-    configs = {}
-    for name in names:
-        try:
-            configs[name] = load_config([*words, f"--stage={name}"])
-        except BadInput as error:
-            configs[name] = error
-    return configs
+    return {name: loaded([*words, f"--stage={name}"]) for name in names}
+
+
+def varied_rows(vary, words):
+    """Returns a row for each combination of the values of --vary; config files compute with them."""
+    merged = [dict(itertools.chain(*map(dict.items, part))) for part in itertools.product(*vary)]
+    return {in_words(keys): loaded([*words, *command_line(keys)]) for keys in merged}
+
+
+def loaded(words):
+    """Returns the config of these arguments, or the BadInput that explains why there is none."""
+    try:
+        return load_config(words)
+    except BadInput as error:
+        return error
 
 
 def toggled(config, stage):

@@ -25,6 +25,7 @@ from lab.measure.configs import (
     stage_rows,
     stages_of,
     trains_otherwise,
+    varied_rows,
 )
 from lab.measure.git import commit
 from lab.measure.launch import Processes, run_alone, run_together
@@ -82,7 +83,10 @@ def sized(config_words):
 
 
 def predict_all(options, config_words):
-    """Prints the cost of the run, and the memory and least time of each stage; writes them, if there is an out_dir."""
+    """Prints the cost of the run, and the memory and least time of each row; writes them, if there is an out_dir.
+
+    A row is a stage, or with --vary a combination of values.
+    """
     try:
         words = sized(config_words)
     except BadInput as error:
@@ -90,17 +94,17 @@ def predict_all(options, config_words):
     config = load_config(words)
     n, price, memory_gb = options.world_size, options.price_per_hour, options.memory_gb
     stage = parse_arguments(words)[1].get("stage")
-    rows = stage_rows([] if stage else options.stages or stages_of(n), words)
-    rows |= {stage or AS_CONFIGURED: config}
+    names = options.stages or ([] if stage or options.vary else stages_of(n))
+    rows = stage_rows(names, words) | {stage or AS_CONFIGURED: config} | varied_rows(options.vary or [], words)
     kind = config.device.partition(":")[0].replace("auto", "cuda")
     device = device_of(options, kind, words)
     cost = predict.costs(config)
     header = tables.run_in_words(cost, device, config.max_steps, options.mfu, n, price)
     if memory_gb:
         header += f"\nAt the end: the largest micro-batch in {memory_gb:g} GB."
-    bar = tqdm(rows.items(), unit="stage", leave=False)
+    bar = tqdm(rows.items(), unit="row", leave=False)
     predicted = [predict.predict_row(name, row_config, device, kind, n, memory_gb) for name, row_config in bar]
-    columns = tables.predicted_columns(predicted[0], n, price)
+    columns = (tables.RUN_COLUMNS if options.vary else {}) | tables.predicted_columns(predicted[0], n, price)
     print(tables.on_terminal(header, columns, predicted))
     if not options.out_dir:
         return print("\n--out_dir=FOLDER writes all figures to predict.md")

@@ -145,6 +145,10 @@ def predicted_columns(first, world_size=1, price=None):
     }
 
 
+RUN_COLUMNS = {  # of --mode=predict with --vary, whose rows may be runs of several sizes
+    "parameters": lambda row: f"{row['parameters'] / 1e6:,.1f}M",
+    "tokens": lambda row: f"{row['tokens'] / 1e6:,.0f}M",
+}
 TIME_COLUMNS = {  # further columns of --mode=predict
     "bound by": lambda row: bound(row["time"].bounds),
     "tokens/s": lambda row: f"{row['tokens_per_s']:,.0f}",

@@ -158,6 +158,7 @@ def predict_row(
             raise config
         cost, memory = costs(config), predict_memory(config, device_type, world_size)
         row |= {"memory": dataclasses.asdict(memory), "peak": memory.peak, "parameters": cost["n_params"]}
+        row["tokens"] = cost["tokens"]
         if memory_gb:
             row["fits"] = largest_micro_batch(config, 1e9 * memory_gb, device_type, world_size)
         time = predict_time(config, device, device_type, world_size)  # pyright: ignore

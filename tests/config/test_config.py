@@ -278,14 +278,46 @@ def test_every_preset_builds_with_the_parameters_its_docstring_states(path, monk
     gpt2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "bias": True, "context_length": 1024}
     monkeypatch.setattr(checkpoint, "shape_of", {"hf:gpt2": gpt2}.get)
     preset = load_config([str(path)])
-    vocab_sizes = {"text_gpt2": 50257, "python_stdlib": 4096, "python_stdlib_byte": 256, "shakespeare_char": 65}
+    vocab_sizes = {"text_gpt2": 50257, "python_stdlib": 4096, "python_packages": 4096, "python_stdlib_byte": 256, "shakespeare_char": 65}
     with torch.device("meta"):
         model = GPT(dataclasses.replace(preset, vocab_size=preset.vocab_size or vocab_sizes[preset.dataset]))
     stated = re.search(r"([\d.]+) ?M\b", path.read_text(encoding="utf-8"))
     if stated:
         assert model.n_params / 1e6 == pytest.approx(float(stated[1]), rel=0.02)
     else:
-        assert path.stem == "quickstart"
+        assert path.stem in ("quickstart", "dial")
+
+
+DIAL = "config/dial.py"
+
+
+@pytest.mark.parametrize("depth", range(2, 25))
+def test_the_dial_s_width_tokens_and_steps_follow_its_depth(depth):
+    shallower, chosen = (load_config([DIAL, f"--n_layer={n}", "--vocab_size=4096"]) for n in (depth - 1, depth))
+    tokens = chosen.max_steps * chosen.batch_size * chosen.context_length
+    assert tokens == pytest.approx(10 * 12 * depth * chosen.n_embd**2, rel=0.05)
+    assert chosen.n_embd == 64 * chosen.n_head == 64 * depth and chosen.out_dir.endswith(f"_{depth}")
+    for key in ("n_embd", "max_steps"):
+        assert getattr(shallower, key) < getattr(chosen, key)
+    assert shallower.learning_rate > chosen.learning_rate > chosen.min_lr > 0
+    with torch.device("meta"):
+        model = GPT(chosen)
+    assert sum(p.numel() for p in model.blocks.parameters() if p.dim() == 2) == 12 * depth * chosen.n_embd**2
+
+
+def test_the_rest_of_the_dial_follows_a_key_on_the_command_line():
+    usual, halved = load_config([DIAL]), load_config([DIAL, "--batch_size=8", "--n_embd=64"])
+    assert (halved.batch_size, halved.n_embd, halved.n_head) == (8, 64, usual.n_head)
+    assert halved.max_steps * 8 * halved.context_length == pytest.approx(10 * 12 * 2 * 64**2, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [2, 3, 5, 8, *(pytest.param(n, marks=pytest.mark.nightly) for n in (12, 16, 24))])
+def test_the_dial_trains_at_every_depth(depth, dense, tmp_path, run_main):
+    keys = ["--context_length=16", "--batch_size=2", "--max_steps=2", "--eval_windows=2", "--compile=False"]
+    words = [f"--n_layer={depth}", f"--dataset={dense}", f"--out_dir={tmp_path}", "--sample_interval=0", *keys]
+    result = run_main(train.main, DIAL, *words)
+    assert result.code == 0 and f"{depth} blocks" in result.out, result.err
 
 
 SHARDED = ("gpt2_xl", "gpt_1_5b")  # written for eight GPUs

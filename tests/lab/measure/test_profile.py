@@ -130,6 +130,13 @@ def test_vary_has_a_row_for_every_combination_and_a_config_as_it_is():
     assert half["bfloat16"] == {} and "not applicable" in half["float32"]["half_residual=True"]
 
 
+def test_a_config_file_computes_with_a_varied_key(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text("n_embd = 16 * n_layer")
+    rows, _ = planned(str(path), "--n_head=2", "--device=cpu", "--vary", "n_layer=2,3")
+    assert [rows[f"n_layer={n}"].n_embd for n in (2, 3)] == [32, 48]
+
+
 def test_vary_stages_takes_out_each_stage_or_puts_it_in():
     rows, reasons = planned(*TINY_MODEL, "--vary=stages")
     finished = rows.pop("as configured")
@@ -354,6 +361,14 @@ def test_predict_prints_the_time_and_the_cost_of_a_run_on_a_gpu_that_is_not_ther
         assert float(peak) > 0.06 and memory.endswith("%") and speed.endswith("×") and fits.isdecimal()
     text = (tmp_path / "predict.md").read_text()
     assert "weights" in text and "| bound by " in text.replace("  ", " ")
+
+
+def test_predict_has_a_row_for_each_varied_value(tmp_path, capsys):
+    modes.main([*PREDICTED, "--gpu=H100", "--vary", "n_layer=2,4", f"--out_dir={tmp_path}"])
+    rows = figures_of(capsys.readouterr().out)
+    assert rows.keys() == {"as configured", "n_layer=2", "n_layer=4"}
+    parameters, tokens = zip(*((float(row[0].rstrip("M")), row[1]) for row in rows.values()), strict=True)
+    assert sorted(parameters) == list(parameters) and parameters[0] < parameters[-1] and len({*tokens}) == 1
 
 
 def test_predict_takes_this_machine_s_limits(tmp_path, monkeypatch, capsys):
