@@ -278,9 +278,9 @@ def test_every_preset_builds_with_the_parameters_its_docstring_states(path, monk
     gpt2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "bias": True, "context_length": 1024}
     monkeypatch.setattr(checkpoint, "shape_of", {"hf:gpt2": gpt2}.get)
     preset = load_config([str(path)])
-    vocab_sizes = {"text_gpt2": 50257, "python_stdlib": 4096, "python_packages": 4096, "python_stdlib_byte": 256, "shakespeare_char": 65}
+    vocab_sizes = {"text_gpt2": 50257, "python_stdlib_byte": 256, "shakespeare_char": 65}
     with torch.device("meta"):
-        model = GPT(dataclasses.replace(preset, vocab_size=preset.vocab_size or vocab_sizes[preset.dataset]))
+        model = GPT(dataclasses.replace(preset, vocab_size=preset.vocab_size or vocab_sizes.get(preset.dataset, 4096)))
     stated = re.search(r"([\d.]+) ?M\b", path.read_text(encoding="utf-8"))
     if stated:
         assert model.n_params / 1e6 == pytest.approx(float(stated[1]), rel=0.02)
