@@ -14,6 +14,7 @@ import inspect
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ LOCK = ".lock"
 OUTCOME = {"figures", "failed"}  # members of a line
 NOT_IDENTITY = OUTCOME | {"about"}
 PAUSE = 0.2  # seconds between two looks at what is running
+MINUTE = 60.0  # seconds between two lines of progress in a file
 
 
 class Run(NamedTuple):
@@ -142,7 +144,8 @@ class Runs:
         """
         running, rows = {}, wanted()
         missing = [row for row in rows if row not in self]
-        with tqdm(unit=unit, initial=len(rows) - len(missing)) as bar:
+        often = PAUSE if sys.stderr.isatty() else MINUTE
+        with tqdm(unit=unit, initial=len(rows) - len(missing), mininterval=often, miniters=0) as bar:
             try:
                 while True:
                     bar.total = bar.n + len(missing)
@@ -151,7 +154,8 @@ class Runs:
                             running[identity(row)] = row, as_generator(measure, row)
                     if not running:
                         return
-                    bar.set_postfix_str(" | ".join(in_words(row) for row, _ in running.values()))
+                    bar.set_postfix_str(" | ".join(in_words(row) for row, _ in running.values()), refresh=False)
+                    bar.update(0)
                     over = {key: each for key, (_, work) in running.items() if (each := outcome(work))}
                     for key, result in over.items():
                         row, _ = running.pop(key)

@@ -107,6 +107,22 @@ def test_several_rows_run_at_once_and_end_when_interrupted_and_none_starts_after
         assert len(taken(runs, measure, rows=ROWS + [{"name": "c", "round": n} for n in range(99)], end=4)) < 10
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_each_look_at_what_runs_and_a_file_gets_a_line_a_minute(terminal, opened, monkeypatch, capsys):
+    monkeypatch.setattr("lab.measure.runs.PAUSE", 0.001)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+
+    def measure(row):
+        for _ in range(50):
+            yield
+        return {"seconds": 1.0}
+
+    with opened() as runs:
+        taken(runs, measure)
+    shown = capsys.readouterr().err.count("\r")
+    assert shown > 20 if terminal else shown < 4
+
+
 def test_other_conditions_are_refused_or_begin_anew_and_each_kind_has_its_own(opened):
     with opened() as runs:
         taken(runs)
