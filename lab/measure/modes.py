@@ -157,7 +157,7 @@ def measure_rows(options, config_words):
         plan(runs, mode, rows, row_words, reasons)
         planned += tasks(options, mode, rows)
         n_valid = sum(not isinstance(row, BadInput) for row in rows.values())
-        minutes = "" if options.train else f", in about {options.minutes:g} minutes"
+        minutes = "" if options.train else f", in about {options.minutes:g} minute{'s' * (options.minutes != 1)}"
         start = f"{machine_in_words(machine)}: {n_valid} rows{minutes}, steps of "
         start += f"{base.batch_size} × {base.context_length} tokens; it can be interrupted"
         print(tables.wrapped(start), flush=True)
