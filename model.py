@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from operators import attend_in_blocks, count_chunks, head_loss, uses_blocks
+from operators import attend_in_blocks, count_chunks, head_loss, sampled_loss, uses_blocks
 from operators.private import attention_kernels, scaled_mm
 
 IGNORE = -100  # target of a padded position; contributes no loss and no gradient
@@ -268,6 +268,9 @@ class GPT(nn.Module):
         """
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
         weight = self.head.weight  # (V, C)
+        if self.config.sampled_softmax and self.training:
+            n_vocab, n_others = self.config.vocab_size, self.config.sampled_softmax
+            return sampled_loss(hidden, weight, flat, n_vocab, n_others, IGNORE, cap=self.config.logit_softcap)
         if self.config.loss_chunks and (n := count_chunks(self.config.loss_chunks, len(flat), *weight.shape)):
             cap, n_vocab = self.config.logit_softcap, self.config.vocab_size
             return head_loss(hidden, weight, flat, n_vocab, n, IGNORE, cap=cap, float8=self.config.float8)

@@ -73,6 +73,7 @@ RECIPE = {  # every rung of the second ladder
     "embedding_lr": 4.0,
     "head_lr": 0.5,
     "logit_softcap": 15.0,
+    "sampled_softmax": 999,  # all of a tiny vocabulary: the exact loss
     "scalar_lr": 2.0,
     "x0_skip": True,
     "embedding_norm": True,
@@ -83,7 +84,13 @@ RECIPE = {  # every rung of the second ladder
     "cautious_decay": True,
     "ema": True,
 }
-UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False}  # supported by tensor parallelism
+UNCUT = {
+    **RECIPE,
+    "x0_skip": False,
+    "value_embedding": False,
+    "smear": False,
+    "sampled_softmax": 0,
+}  # for tensor parallelism
 config.read_file(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
 
 

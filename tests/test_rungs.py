@@ -200,7 +200,17 @@ def test_a_step_with_all_rungs_compiles_into_one_graph():
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-IN_PARTS = [("x0_skip", True), ("value_embedding", True), ("smear", True)]
+def test_a_sampled_softmax_is_of_training_only():
+    everything, sampled = (GPT(dataclasses.replace(of_rung("smear"), sampled_softmax=n)) for n in (0, 3))
+    tokens, targets = batch(everything.config)
+    targets = targets.clamp(max=4)  # of 40 tokens
+    assert not torch.equal(everything(tokens, targets), sampled(tokens, targets))
+    assert not torch.equal(sampled(tokens, targets), sampled(tokens, targets))  # others are drawn each time
+    assert torch.equal(everything.eval()(tokens, targets), sampled.eval()(tokens, targets))
+    assert torch.equal(everything.logits(tokens), sampled.train().logits(tokens))
+
+
+IN_PARTS = [("x0_skip", True), ("value_embedding", True), ("smear", True), ("sampled_softmax", 9)]
 IN_A_PIPELINE = [("tie_embeddings", False), ("embedding_norm", True), ("position", "rotary")]
 
 

@@ -28,5 +28,6 @@ schedule = "cosine"
 tie_embeddings = True
 head_lr = 1.0
 logit_softcap = 0.0
+sampled_softmax = 0
 cautious_decay = False
 ema = False

@@ -22,8 +22,9 @@ KINDS = {
         *["triton_tem", "triton_mm"],  # max-autotune
         *["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"],  # kernels
     ],
-    "loss": ["log_softmax", "nll_loss", "logsumexp", "chunked_head_loss", "head_loss"],
+    "loss": ["log_softmax", "nll_loss", "logsumexp", "chunked_head_loss", "head_loss", "sampled_loss"],
 }
+LOSSES = {"nanoladder::chunked_head_loss", "nanoladder::sampled_loss"}
 LAUNCHES = ("cuda", "cuLaunch", "cuMem")  # calls of CUDA's two interfaces start with one of these
 # Wrappers added by Python, autograd and the compiler: their own time, outside any operator, is the host's.
 BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")
@@ -99,8 +100,8 @@ def kind_of(event, config, kernel=""):
     while ancestor is not None:
         names.append(ancestor.name)
         ancestor = ancestor.cpu_parent
-    # A kernel does not wait for data, and the softmax of the loss's operator is not attention's.
-    excluded = {"data": kernel, "attention": "nanoladder::chunked_head_loss" in names}
+    # A kernel does not wait for data, and the softmax of a loss's operator is not attention's.
+    excluded = {"data": kernel, "attention": not LOSSES.isdisjoint(names)}
     for kind, words in KINDS.items():
         if not excluded.get(kind) and any(word in name for word in words for name in names):
             return kind

@@ -62,6 +62,9 @@ def predict_time(config: Config, device: Device, device_type: str = "cpu", world
 
 def traces(config, device_type, world_size):
     """A process's share of the config, the traced config and its (Memory, Work); of a pipeline, at each place."""
+    if config.sampled_softmax:
+        why = "how many logits it has depends on the data, so its step is not predicted"
+        raise BadInput(f"sampled_softmax={config.sampled_softmax}: {why}; expected --sampled_softmax=0")
     grid = divide(config, world_size)
     config = dataclasses.replace(config, dtype=product_dtype(config, device_type))
     check(config)  # in float16 there is no update in the backward

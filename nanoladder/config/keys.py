@@ -87,6 +87,7 @@ class Config:
     head_lr: float = 1.0  # untied head: multiple of learning_rate
     scalar_lr: float = 1.0  # learned mixing weights: multiple of learning_rate
     logit_softcap: float = 0.0  # cap the logits at this value with a tanh; 0: no cap
+    sampled_softmax: int = 0  # train on the logits of a batch's targets and of this many other tokens; 0: of all
     x0_skip: bool = False  # mix the token embedding into the input of each block
     value_embedding: bool = False  # add token embeddings to the values of every second block
     embedding_norm: bool = False  # normalize each token's embedding (RMS)

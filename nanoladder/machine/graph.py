@@ -18,6 +18,8 @@ def capture_obstacle(config: Config, device: torch.device) -> str:
         return "processes exchange messages during a step"
     if config.optimizer_in_backward:
         return "optimizer_in_backward updates the weights during it"
+    if config.sampled_softmax:
+        return "sampled_softmax has as many logits as a batch needs"
     if config.activation_checkpointing != "none" and (not config.compile or config.compiles_blocks):
         return "recomputation reads the random generator's state, unless it is compiled with the model"
     return ""

@@ -72,7 +72,7 @@ def check_whole(config, grid):
     optimizers = ["adafactor", "galore", "adamw8bit"] if grid.tensor > 1 else []
     if grid.pipeline > 1 and grid.data * grid.context > 1:  # FSDP2 averages gradients, as DTensors
         optimizers += ["adafactor", "galore"]
-    rungs = ["x0_skip", "value_embedding", "smear"] if grid.tensor > 1 or grid.pipeline > 1 else []
+    rungs = ["x0_skip", "value_embedding", "smear", "sampled_softmax"] if grid.tensor > 1 or grid.pipeline > 1 else []
     rungs += ["tie_embeddings", "position", "embedding_norm"] if grid.pipeline > 1 else []
     refused = [key for key in rungs if getattr(config, key) != DEFAULTS[key]]
     for key in [*refused, "optimizer"] if config.optimizer in optimizers else refused:

@@ -140,6 +140,8 @@ def dtype(config, device):
 
 
 def loss(config, device):
+    if config.sampled_softmax:
+        return f"logits of the targets and {config.sampled_softmax:,} other tokens"
     if n_chunks := loss_chunks(config):
         slow = device.type == "cuda" and triton_obstacle()
         without = f", in PyTorch's operations, as Triton does not run here: {slow}" if slow else ""
