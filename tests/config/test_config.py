@@ -305,6 +305,23 @@ def test_the_dial_s_width_tokens_and_steps_follow_its_depth(depth):
     assert sum(p.numel() for p in model.blocks.parameters() if p.dim() == 2) == 12 * depth * chosen.n_embd**2
 
 
+def test_the_dial_s_page_has_its_numbers():
+    page = (ROOT / "docs" / "dial.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:3].strip("| ")]
+    shown = [cells for cells in rows if cells[0].isdecimal()]
+    assert len(shown) > 5
+    for depth, *cells in shown:
+        chosen = load_config([DIAL, f"--n_layer={depth}", "--vocab_size=4096"])
+        tokens = chosen.max_steps * chosen.batch_size * chosen.context_length
+        with torch.device("meta"):
+            n_params = GPT(chosen).n_params
+        assert cells == [
+            *map(str, (chosen.n_embd, chosen.context_length, chosen.batch_size)),
+            *(f"{chosen.max_steps:,}", f"{tokens / 1e6:,.1f}", f"{n_params / 1e6:,.1f}"),
+            f"{chosen.learning_rate:.4f}",
+        ]
+
+
 def test_the_rest_of_the_dial_follows_a_key_on_the_command_line():
     usual, halved = load_config([DIAL]), load_config([DIAL, "--batch_size=8", "--n_embd=64"])
     assert (halved.batch_size, halved.n_embd, halved.n_head) == (8, 64, usual.n_head)
