@@ -315,6 +315,7 @@ def test_a_row_has_the_memory_and_the_time_of_a_config():
     }
     assert cells == {"weights": "0.001 (4)", "optimizer": "0.003 (8)"}
     assert predict.predict_row("b", BadInput("no"), H100)["note"] == "no"
+    assert "depends on the data" in predict.predict_row("s", replace(config, sampled_softmax=9), H100)["note"]
     in_float16 = predict.predict_row("c", replace(config, dtype="auto", **INSIDE), devices.datasheet("T4"), "cuda")
     assert in_float16["note"].startswith("optimizer_in_backward=True")
 

@@ -156,7 +156,7 @@ OF_HEAD = ("pad_vocab", "chunked_loss", "ddp", "shard", "tensor_parallel", "cont
 LADDERS = [
     *({"stage": name} for name in STAGES),
     *({"recipe": name, "stage": "naive"} for name in OF_MODEL),
-    {"recipe": RUNGS[-1], "stage": "chunked_loss"},
+    {"recipe": "ema", "stage": "chunked_loss"},
     *({"stage": name, "tie_embeddings": False} for name in OF_HEAD),
 ]
 
