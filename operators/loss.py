@@ -228,6 +228,11 @@ def triton_obstacle() -> str:
 def empty_results(
     hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, cap, needs_grad, float8=False
 ):
+    return empty_gradients(hidden, weight, needs_grad)
+
+
+def empty_gradients(hidden, weight, needs_grad):
+    """Empty tensors like the loss and the gradients of hidden and weight."""
     loss = hidden.new_empty((), dtype=torch.float32)
     if needs_grad:
         return loss, torch.empty_like(hidden), torch.empty_like(weight)
@@ -235,6 +240,7 @@ def empty_results(
 
 
 def keep_gradients(ctx, inputs, output):
+    ctx.n_inputs = len(inputs)
     ctx.set_materialize_grads(False)  # the gradients' own gradients: zeros of the size of hidden and weight
     ctx.save_for_backward(*output[1:])
 
@@ -242,7 +248,7 @@ def keep_gradients(ctx, inputs, output):
 def backward(ctx, d_loss, *_):
     """Scales the gradients in place: a copy of the weight's would raise the peak. PyTorch refuses a second backward."""
     d_hidden, d_weight = ctx.saved_tensors
-    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 9
+    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * (ctx.n_inputs - 2)
 
 
 # A new signature needs a new name: compiled code in the compiler's cache calls the operator by its old name.

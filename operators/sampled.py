@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from operators.loss import backward, empty_gradients, keep_gradients
 from operators.register import register
 from operators.softmax import IGNORED, softmax_, target_columns
 
@@ -53,8 +54,8 @@ def compute(
     raised[len(own) :] = math.log(max(1, len(rest)) / max(1, len(others)))
     places = torch.zeros_like(is_target, dtype=torch.long)
     places[tokens] = torch.arange(len(tokens), device=tokens.device)
-    kept = targets == ignore_index
-    columns = target_columns(torch.where(kept, targets, places[targets.clamp(min=0)]), ignore_index, 0, len(tokens))
+    ignored = targets == ignore_index
+    columns = target_columns(torch.where(ignored, targets, places[targets.clamp(min=0)]), ignore_index, 0, len(tokens))
     rows = weight[tokens].to(hidden.dtype)
     logits = hidden @ rows.T  # (N, n)
     log_sums, picked = torch.empty(2, len(hidden), device=hidden.device)
@@ -67,20 +68,7 @@ def compute(
 
 
 def empty_results(hidden, weight, targets, n_vocab, n_others, ignore_index, cap, needs_grad):
-    loss = hidden.new_empty((), dtype=torch.float32)
-    if needs_grad:
-        return loss, torch.empty_like(hidden), torch.empty_like(weight)
-    return loss, hidden.new_empty(0), weight.new_empty(0)
-
-
-def keep_gradients(ctx, inputs, output):
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[1:])
-
-
-def backward(ctx, d_loss, *_):
-    d_hidden, d_weight = ctx.saved_tensors
-    return d_hidden.mul_(d_loss), d_weight.mul_(d_loss), *[None] * 6
+    return empty_gradients(hidden, weight, needs_grad)
 
 
 operator = register("nanoladder::sampled_loss", compute, empty_results, backward, keep_gradients)

@@ -84,13 +84,8 @@ RECIPE = {  # every rung of the second ladder
     "cautious_decay": True,
     "ema": True,
 }
-UNCUT = {
-    **RECIPE,
-    "x0_skip": False,
-    "value_embedding": False,
-    "smear": False,
-    "sampled_softmax": 0,
-}  # for tensor parallelism
+# Supported by tensor parallelism
+UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False, "sampled_softmax": 0}
 config.read_file(config.STAGES_DIR / "00_naive.py", TINY, given={})  # every optimization off
 
 
