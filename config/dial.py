@@ -15,7 +15,7 @@ _tokens = 10 * 12 * n_layer * n_embd**2  # ten for each parameter of the blocks
 _batch_tokens = 2048 * (_tokens / 1e6) ** 0.383  # Bergsma et al. 2025, "Power Lines": https://arxiv.org/abs/2505.13738
 batch_size = max(1, round(_batch_tokens / context_length))
 max_steps = round(_tokens / (batch_size * context_length))
-warmup_steps = min(40, max_steps)
+warmup_steps = min(40, max_steps // 10)
 # Best for width 128 and 2,048 tokens a step: 0.018 in 64 steps, 0.012 in 256 (results/*/recipe_small_by_loss)
 learning_rate = 0.012 * (256 / max_steps) ** 0.3 * (128 / n_embd) * (batch_size * context_length / 2048) ** 0.5
 min_lr = 0.05 * learning_rate
