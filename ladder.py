@@ -16,7 +16,7 @@ from lab.measure import cli
 from lab.programs import diffs, markdown, stages
 from lab.programs.bundle import standalone
 from lab.programs.html import build
-from lab.research import records, referee
+from lab.research import records, records_report, referee
 from nanoladder import files
 from nanoladder.config.stages import RECIPE_DIR, reason, stage_below, tree
 from nanoladder.entry import Parser, run_script
@@ -57,7 +57,9 @@ def command_line():
     diff.add_argument("--program", action="store_true", help="the changed lines alone, without definitions")
     add("records", print_records)
     check = add("check", check_entry)
-    check.add_argument("entry", metavar="FOLDER", help="an entry of the race, such as records/004_key_offset")
+    check.add_argument(
+        "entry", metavar="FOLDER", help="an entry of the race, such as records/naive_loss/004_key_offset"
+    )
     check.add_argument(
         "--seeds", type=cli.at_least(1), default=records.SEEDS, help="number of seeds (default: %(default)s)"
     )
@@ -124,12 +126,12 @@ def print_diff(options):
 
 
 def print_records(options):
-    """Prints the entries of the race, which records/README.md explains."""
-    print(records.on_terminal())
+    """Prints the entries of the races, which records/README.md explains."""
+    print(records_report.on_terminal())
 
 
 def check_entry(options):
-    """Checks an entry of the race.
+    """Checks an entry of a race.
 
     Its config files and patch run with your rights: read them first. It checks the
     rules, then whether the entry holds, against the record before it and the naive
@@ -144,15 +146,13 @@ def write_docs(options):
     """Writes the pages generated from code and results.
 
     They are docs/ladder.md, the ladder as a tutorial; records/tried.md; and the
-    tables of README.md, docs/results.md and records/README.md. Run it after a
-    change of train.py, model.py, stages, rungs, results or records.
+    tables of README.md, docs/results.md and the races. Run it after a change of
+    train.py, model.py, stages, rungs, results or records.
     """
     files.write(markdown.PAGE, markdown.page())
     files.write(markdown.RESULTS, markdown.results())
     files.write(markdown.README, markdown.readme())
-    files.write(records.PAGE, records.page())
-    files.write(records.TRIED, records.tried())
-    records.draw(records.PICTURE)
+    records_report.write_pages()
 
 
 def write_html(options):

@@ -9,7 +9,7 @@ from conftest import ROOT
 
 import ladder
 from lab.measure import modes
-from lab.research import records
+from lab.research import records, records_report
 from nanoladder.config import Config, differences
 from nanoladder.config.load import help_text
 from nanoladder.config.stages import LADDERS
@@ -89,9 +89,11 @@ def test_every_option_given_to_profile_py_exists(run_main):
 
 def test_the_records_pages_are_up_to_date_and_the_laptop_s_config_is_a_record():
     """If the pages differ, run python ladder.py docs."""
-    assert records.PAGE.read_text(encoding="utf-8") == records.page()
-    assert records.TRIED.read_text(encoding="utf-8") == records.tried()
-    entries = {each.name: differences(load_config([*map(str, each.configs)])) for each in records.entries()}
+    for race in records.races():
+        assert (race.folder / "README.md").read_text(encoding="utf-8") == records_report.page(race)
+    assert records_report.TRIED.read_text(encoding="utf-8") == records_report.tried()
+    race = records.read_race(records.RECORDS / "naive_loss")
+    entries = {each.name: differences(load_config([*map(str, each.configs)])) for each in race.entries}
     laptop = differences(load_config(["config/laptop.py"]))
     assert entries["004_key_offset"] == {key: value for key, value in laptop.items() if key != "out_dir"}
     naive = differences(load_config(["config/laptop_gpt2.py", "--stage=naive"]))

@@ -1,4 +1,4 @@
-"""Checks an entry of the race: python ladder.py check records/NAME [--seeds=5] [--quick]
+"""Checks an entry of a race: python ladder.py check records/RACE/NAME [--seeds=5] [--quick]
 
 First come the rules that a machine can check: files and keys that an entry may not change, and weights that ignore the
 seed. Then the entry, the record before it and the naive loop train in turns, on seeds derived from the entry's digest.
@@ -33,6 +33,7 @@ from lab.measure.results import code_hash
 from lab.measure.runs import Runs
 from lab.research import records
 from lab.research.race import SAME
+from lab.research.records_report import figures
 from lab.research.session import Session
 from model import IGNORE
 from nanoladder import files
@@ -66,10 +67,11 @@ def check(options: Namespace) -> int:
     Raises BadInput if it is not an entry, or breaks a rule.
     """
     entry = records.read_entry(options.entry)
-    record, naive = records.before(entry), records.entries()[0]
+    race, record = entry.race, records.before(entry)
+    naive = race.entries[0]
     contestants = [*([] if options.quick else [naive]), record, entry]
     seeds = entry.seeds(FEW if options.quick else options.seeds)
-    print(tables.wrapped(plan([each.name for each in contestants], len(seeds))), flush=True)
+    print(tables.wrapped(plan([each.name for each in contestants], len(seeds), records.seconds(race))), flush=True)
     task = load_config([str(path) for path in naive.configs])
     machine, data = run_alone(machine_facts, task), open_dataset(task)
     end_on_signals()
@@ -78,11 +80,12 @@ def check(options: Namespace) -> int:
         conditions = {"machine": machine, "data": data.fingerprint()}
         conditions["code"] = code_hash(copies[contestants[0].name])  # the naive loop's, which has no patch
         conditions["entries"] = {each.name: each.digest for each in contestants}
+        conditions["target"], counted = race.target, {"name": race.counted, "what": records.COUNTED}
         require_rules(copies[entry.name], entry.seeds(2), task)
         path = Path(folder if options.quick else entry.folder, f"{machine_name(machine)}.jsonl")
         with Runs(path, records.CHECK, conditions, {"commit": commit()}) as runs:
-            if not runs.figures(records.TRIGRAMS):
-                runs.put(records.TRIGRAMS, records.count_trigrams(data, task))
+            if not runs.figures(counted):
+                runs.put(counted, records.count_tokens(data, task, race.counted))
             judge = Judge(task, data, machine["threads"])
             wanted = [{"name": name, "seed": seed} for seed in seeds for name in reversed(copies)]
             for run in runs.take(lambda: wanted, lambda row: judge.run(copies[row["name"]], row["seed"])):
@@ -92,17 +95,16 @@ def check(options: Namespace) -> int:
         print(f"{entry.name} keeps the rules, as far as a machine can see. {records.compared(results, record, entry)}")
         return 0
     text, holds = records.verdict(results)
-    print(f"{tables.texts({entry.name: records.figures(entry, results)}, tables.plain)}\n\n{entry.name} {text}")
+    print(f"{tables.texts({entry.name: figures(entry, results)}, tables.plain)}\n\n{entry.name} {text}")
     return int(not holds)
 
 
-def plan(contestants, n_seeds):
+def plan(contestants, n_seeds, times):
     """Says what a check will do, and how long it will take. contestants: by name, the record and the entry last.
 
-    An entry that has not run yet is taken to be as fast as the record.
+    times: {name: seconds of a run}. An entry that has not run yet is taken to be as fast as the record.
     """
-    *others, name = contestants
-    times, long = records.seconds(), ""
+    (*others, name), long = contestants, ""
     seconds = [times.get(each, times.get(others[-1], 0.0)) for each in contestants]
     if sum(seconds):
         minutes = n_seeds * (sum(seconds) + BESIDE * len(contestants)) / 60

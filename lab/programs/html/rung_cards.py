@@ -5,7 +5,7 @@ from lab.measure.stats import LEVEL
 from lab.programs import sentences
 from lab.programs.figures import describe_machine
 from lab.programs.html.elements import bars_table, card, join, table, tag
-from lab.research import records
+from lab.research import records, records_report
 
 FIGURES = {"tokens": "tokens ×", "step": "over the last kept", "alone": "alone", "without": "without"}
 FACTORS = {"ms": "time of a step ×", "gain": "gain"}
@@ -21,7 +21,8 @@ def section(rung):
     """Returns the section on a rung: a card for each machine that measured it, or a card without figures."""
     draw = rung_card if rung.below else base_card
     cards = [draw(machine, rung.name, scales) for machine, scales in rung.figures.items()]
-    cards += [] if rung.below else [race_card(*each) for each in records.measured().items()]
+    measured = [(race, *each) for race in records.races() for each in records.measured(race).items()]
+    cards += [] if rung.below else [race_card(*each) for each in measured]
     unmeasured = tag("article", tag("p", f"No run has measured {rung.name} yet."), class_="card")
     return tag("section", *(cards or [unmeasured]), class_="cards", aria_label="Measured")
 
@@ -56,16 +57,17 @@ def base_card(machine, base, scales):
     return card(describe_machine(machine), "tokens to the same loss", *content, tag("p", fine, class_="fine"))
 
 
-def race_card(machine, runs):
-    """A card of bars: the speedup of each entry of the race over the naive loop, to the same loss."""
+def race_card(race, machine, runs):
+    """A card of bars: the speedup of each entry of a race over the naive loop, to the race's loss."""
     speedups = {entry.name: stats.mean_ratio(records.log_speedups(results)) for entry, results in runs.items()}
     bars = [(f"{value:.2f}×", name, {"gemm": value}, 1.0) for name, value in speedups.items()]
-    rows = {entry.name: records.figures(entry, results) for entry, results in runs.items()}
+    rows = {entry.name: records_report.figures(entry, results) for entry, results in runs.items()}
     verdicts = [f"{name}: {row['bits/byte (naive)']} bits per byte, {row['verdict']}. " for name, row in rows.items()]
-    verdicts += [f"Trigrams, counted, no network: {each['counted']['bpb']:.4f}. " for each in records.beside(runs)]
-    fine = "Bars: speedup over the naive loop (the mark, in brackets) of a whole command, to the same loss. "
+    counted = [each["counted"]["bpb"] for each in records_report.beside(runs)]
+    verdicts += [f"No network, counted {race.counted}: {bpb:.4f}. " for bpb in counted]
+    fine = "Bars: speedup over the naive loop (the mark, in brackets) of a whole command, to the loss. "
     content = bars_table("records", bars, None, max(speedups.values())), tag("p", fine, *verdicts, class_="fine")
-    return card(machine, "the race that anyone can enter", *content)
+    return card(machine, f"a race: {race.title[0].lower()}{race.title[1:]}", *content)
 
 
 def headings(rung, scales):

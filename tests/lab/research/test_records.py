@@ -13,7 +13,7 @@ import pytest
 from conftest import MACHINE, ROOT, TINY, refusal, write_folder
 
 import ladder
-from lab.research import records, referee
+from lab.research import records, records_report, referee
 from lab.research.session import Session
 
 TASK = {**TINY, "dataset": "tiny", "eval_interval": 6, "eval_windows": 2, "save_interval": 0}
@@ -33,8 +33,10 @@ def house(tmp_path_factory):
         shutil.copy(path, folder)
     (folder / "data" / "tiny").mkdir(parents=True)
     (folder / "data" / "tiny" / "prepare.py").touch()
+    (folder / "records" / "race").mkdir(parents=True)
+    (folder / "records" / "race" / "README.md").write_text("# A race\n\nTarget: the naive loop's loss.\n")
     for name, rate in ("001_naive", 1e-2), ("002_known", 2e-2):
-        write_entry(folder / "records" / name, learning_rate=rate)
+        write_entry(folder / "records" / "race" / name, learning_rate=rate)
     for words in ["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "all"]:
         subprocess.run(["git", *words], cwd=folder, check=True)
     pattern = np.tile(np.arange(64) % 7, 40)  # so regular that six steps learn some of it
@@ -52,8 +54,13 @@ def at_home(house, monkeypatch):
     monkeypatch.setattr("nanoladder.data.datasets.DATA_DIR", house / "data")
     monkeypatch.setattr(referee, "run_alone", lambda *_: MACHINE | {"threads": 2})
     yield house
-    for path in (house / "records").glob("003*"):
+    for path in (house / "records" / "race").glob("003*"):
         shutil.rmtree(path)
+
+
+def race():
+    (only,) = records.races()
+    return only
 
 
 def write_entry(folder, text=HEAD, patch=None, **changes):
@@ -92,13 +99,13 @@ def planted(monkeypatch, **losses):
 
 @pytest.fixture
 def check(at_home, run_main):
-    """check(*words) runs `ladder.py check` of records/003_new."""
-    return lambda *words: run_main(ladder.main, "check", str(at_home / "records" / "003_new"), *words)
+    """check(*words) runs `ladder.py check` of records/race/003_new."""
+    return lambda *words: run_main(ladder.main, "check", str(at_home / "records" / "race" / "003_new"), *words)
 
 
 @pytest.mark.slow
 def test_an_entry_that_is_faster_to_the_same_loss_holds_and_a_check_resumes(at_home, check, monkeypatch):
-    folder, began = write_entry(at_home / "records" / "003_new", activation="relu2"), planted(monkeypatch)
+    folder, began = write_entry(at_home / "records" / "race" / "003_new", activation="relu2"), planted(monkeypatch)
     first = check("--seeds=3")
     assert first.code == 1 and len(began) == 3 * 3
     assert "then 9 runs on 3 seeds, beside" in first.out
@@ -108,15 +115,17 @@ def test_an_entry_that_is_faster_to_the_same_loss_holds_and_a_check_resumes(at_h
     entry = records.read_entry(folder)
     (results,) = entry.results().values()
     assert {run["seed"] for run in results["runs"]} == set(entry.seeds(5))
-    trigrams, new = (line for line in records.table().splitlines() if line.startswith(("| trigrams", "| 003_new")))
+    trigrams, new = (
+        line for line in records_report.table(race()).splitlines() if line.startswith(("| trigrams", "| 003_new"))
+    )
     assert "holds" in new and "author" not in new and "no network" in trigrams
-    records.draw(at_home / "records.png")
+    records_report.draw(race(), at_home / "records.png")
     assert (at_home / "records.png").stat().st_size > 1e4
 
 
 def write_results(entry, **changes):
     """Writes what a check of 003_new leaves in an entry's folder; changes: other digests of the entries."""
-    names = {each.name: each.digest for each in records.entries() if each.name < "003"} | {"003_new": entry.digest}
+    names = {each.name: each.digest for each in race().entries if each.name < "003"} | {"003_new": entry.digest}
     lines = [
         {"name": name, "seed": seed, "figures": {"seconds": FASTER[name] + off, "tokens": 384, "bpb": 2.0}}
         for name in names
@@ -127,32 +136,32 @@ def write_results(entry, **changes):
 
 
 def test_the_records_fit_a_terminal():
-    text = records.on_terminal()
+    text = records_report.on_terminal()
     assert max(map(len, text.splitlines())) <= 80 and "|" not in text
-    for entry in records.entries():
-        assert text.startswith(f"{entry.name}: ") or f"\n{entry.name}: " in text
-    for machine, runs in records.measured().items():
-        assert f"\n\n{machine}\n\n" in text
-        assert all(f"\n{entry.name}: {records.verdict(results)[0]}" in text for entry, results in runs.items())
+    for each in records.races():
+        assert each.title in text
+        assert all(f"\n{entry.name}: " in text for entry in each.entries)
+        for machine, runs in records.measured(each).items():
+            assert f"\n\n{machine}\n\n" in text
+            assert all(f"\n{entry.name}: {records.verdict(results)[0]}" in text for entry, results in runs.items())
 
 
-def test_a_check_says_first_what_it_will_do_and_how_long(monkeypatch):
-    monkeypatch.setattr(records, "seconds", lambda: {"001_naive": 1200.0, "002_known": 60.0})
+def test_a_check_says_first_what_it_will_do_and_how_long():
+    times = {"001_naive": 1200.0, "002_known": 60.0}
     said = (
         "003_new: the rules, within a minute; then 15 runs on 5 seeds, beside 002_known and 001_naive, about 1.9 hours "
     )
-    assert referee.plan(["001_naive", "002_known", "003_new"], 5).startswith(said)
-    assert "4 runs on 2 seeds, beside 002_known, about 5 minutes by" in referee.plan(["002_known", "003_new"], 2)
-    monkeypatch.setattr(records, "seconds", dict)
-    assert "beside 002_known. It can be" in referee.plan(["002_known", "003_new"], 2)
+    assert referee.plan(["001_naive", "002_known", "003_new"], 5, times).startswith(said)
+    assert "4 runs on 2 seeds, beside 002_known, about 5 minutes by" in referee.plan(["002_known", "003_new"], 2, times)
+    assert "beside 002_known. It can be" in referee.plan(["002_known", "003_new"], 2, {})
 
 
 def test_the_picture_joins_only_entries_that_hold(at_home, drawn):
-    folder = write_entry(at_home / "records" / "003_new", activation="relu2")
+    folder = write_entry(at_home / "records" / "race" / "003_new", activation="relu2")
     write_results(records.read_entry(folder))
     for text, joined, note in (HEAD, [1, 3], "2.5×"), (f"{HEAD}\nRefused: it saw the seeds.\n", [1], "2.5× refused"):
         (folder / "README.md").write_text(text)
-        records.draw(at_home / "records.png")
+        records_report.draw(race(), at_home / "records.png")
         (axis,) = drawn[-1].axes
         (line,) = [line for line in axis.lines if line.get_label().startswith("a CPU")]
         assert [*line.get_xdata()] == joined and note in [text.get_text() for text in axis.texts]
@@ -161,37 +170,39 @@ def test_the_picture_joins_only_entries_that_hold(at_home, drawn):
 
 
 def test_results_of_other_files_have_no_row_and_are_named(at_home):
-    folder = write_entry(at_home / "records" / "003_new", activation="relu2")
+    folder = write_entry(at_home / "records" / "race" / "003_new", activation="relu2")
     write_results(entry := records.read_entry(folder))
-    assert "| 003_new " in records.table() and "machine.jsonl" not in records.table()
-    shutil.copytree(folder, at_home / "records" / "003_other")
-    (at_home / "records" / "003_other" / "config.py").write_text((folder / "config.py").read_text() + "seed = 7\n")
-    text = records.table()
+    assert "| 003_new " in records_report.table(race()) and "machine.jsonl" not in records_report.table(race())
+    shutil.copytree(folder, at_home / "records" / "race" / "003_other")
+    (at_home / "records" / "race" / "003_other" / "config.py").write_text(
+        (folder / "config.py").read_text() + "seed = 7\n"
+    )
+    text = records_report.table(race())
     assert "| 003_new " in text and "| 003_other " not in text
     assert "- [003_other](003_other/README.md)" in text and text.count("its machine.jsonl is not of these files") == 1
     for changed in ("001_naive", "002_known", "003_new"):
         write_results(entry, **{changed: "0" * 64})
-        assert "| 003_new " not in records.table() and not records.measured()
+        assert "| 003_new " not in records_report.table(race()) and not records.measured(race())
     write_results(entry)
     (folder / "config.py").write_text((folder / "config.py").read_text() + "seed = 7\n")
-    assert "| 003_new " not in records.table()
+    assert "| 003_new " not in records_report.table(race())
 
 
 @pytest.mark.slow
 def test_a_check_that_was_interrupted_before_the_naive_loop_ran_is_not_in_the_table(at_home, check, monkeypatch):
-    folder = write_entry(at_home / "records" / "003_new", activation="relu2")
+    folder = write_entry(at_home / "records" / "race" / "003_new", activation="relu2")
     planted(monkeypatch)
     monkeypatch.delitem(FASTER, "001_naive")  # its run fails
     with pytest.raises(KeyError):
         check()
     (results,) = records.read_entry(folder).results().values()
     assert len(results["runs"]) == 2
-    assert "a CPU" not in records.table()
+    assert "a CPU" not in records_report.table(race())
 
 
 def test_the_seeds_follow_from_what_runs(at_home):
-    one = records.read_entry(write_entry(at_home / "records" / "003_new"))
-    other = records.read_entry(write_entry(at_home / "records" / "003_other", n_head=4))
+    one = records.read_entry(write_entry(at_home / "records" / "race" / "003_new"))
+    other = records.read_entry(write_entry(at_home / "records" / "race" / "003_other", n_head=4))
     assert one.seeds(5) == one.seeds(5) and not set(one.seeds(5)) & set(other.seeds(5))
     (one.folder / "README.md").write_text(HEAD + "more words\n")
     assert records.read_entry(one.folder).seeds(5) == one.seeds(5)
@@ -199,7 +210,7 @@ def test_the_seeds_follow_from_what_runs(at_home):
 
 @pytest.mark.slow
 def test_no_gain_and_a_missed_loss_are_verdicts(at_home, check, monkeypatch):
-    folder = write_entry(at_home / "records" / "003_new")
+    folder = write_entry(at_home / "records" / "race" / "003_new")
     monkeypatch.setitem(FASTER, "003_new", 50.0)
     planted(monkeypatch)
     done = check()
@@ -209,16 +220,40 @@ def test_no_gain_and_a_missed_loss_are_verdicts(at_home, check, monkeypatch):
     planted(monkeypatch, **{"003_new": 2.02})
     done = check()
     assert done.code == 1 and "003_new misses the loss (p = " in done.out
-    assert "misses the loss" in records.table()  # it stays, marked
-    later = records.read_entry(write_entry(at_home / "records" / "003_other"))
+    assert "misses the loss" in records_report.table(race())  # it stays, marked
+    later = records.read_entry(write_entry(at_home / "records" / "race" / "003_other"))
     assert records.before(later).name == "002_known"  # but the next one need not beat it
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("loss", "said"), [(1.8, "holds (p = "), (1.91, "misses the loss (p = ")])
+def test_a_counted_loss_is_a_target(loss, said, at_home, check, monkeypatch):
+    page = at_home / "records" / "race" / "README.md"
+    text = page.read_text()
+    page.write_text(text.replace("the naive loop's loss", "trigrams and copies"))
+    monkeypatch.setattr(records, "count_tokens", lambda *_: {"seconds": 0.5, "tokens": 384, "loss": 1.3, "bpb": 1.9})
+    write_entry(at_home / "records" / "race" / "003_new", activation="relu2")
+    planted(monkeypatch, **{"003_new": loss})
+    assert said in check().out
+    assert "| trigrams and copies " in records_report.table(race()) and "the loss to reach" in records_report.table(
+        race()
+    )
+    page.write_text(text)
+
+
+def test_a_race_without_a_target_is_refused(tmp_path):
+    assert "README.md: expected a race's title, and below it Target: " in refusal(records.read_race, tmp_path)
+    (tmp_path / "README.md").write_text("# A race\n\nTarget: four-grams.\n")
+    assert "Target: four-grams; expected the naive loop's loss, or one of unigrams, bigrams" in refusal(
+        records.read_race, tmp_path
+    )
+
+
 def test_a_refused_entry_stays_marked_and_is_not_the_record_to_beat(at_home):
-    write_entry(at_home / "records" / "003_new", HEAD + "\nRefused: its weights came with it.\n")
-    later = records.read_entry(write_entry(at_home / "records" / "003_other"))
+    write_entry(at_home / "records" / "race" / "003_new", HEAD + "\nRefused: its weights came with it.\n")
+    later = records.read_entry(write_entry(at_home / "records" / "race" / "003_other"))
     assert records.before(later).name == "002_known"
-    assert records.read_entry(at_home / "records" / "003_new").refused == "its weights came with it."
+    assert records.read_entry(at_home / "records" / "race" / "003_new").refused == "its weights came with it."
 
 
 HUNK = "--- a/{0}\n+++ b/{0}\n@@ -1,2 +1,2 @@\n-nothing\n+something\n like this\n"
@@ -243,7 +278,7 @@ RENAMED += "rename from nanoladder/data/batches.py\nrename to nanoladder/run/bat
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_an_invalid_entry_is_refused_in_one_line(changes, said, at_home, check):
-    folder = write_entry(at_home / "records" / "003_new", **changes)
+    folder = write_entry(at_home / "records" / "race" / "003_new", **changes)
     before = sorted(folder.iterdir())
     done = check()
     assert done.code == 2 and said in done.err and done.err.count("\n") == 1
@@ -251,7 +286,7 @@ def test_an_invalid_entry_is_refused_in_one_line(changes, said, at_home, check):
 
 
 def test_a_folder_without_a_readme_or_with_other_files_is_refused(at_home, check):
-    folder = write_entry(at_home / "records" / "003_new")
+    folder = write_entry(at_home / "records" / "race" / "003_new")
     (folder / "weights.bin").touch()
     assert "003_new holds weights.bin; expected" in check().err
     (folder / "README.md").unlink()
@@ -332,8 +367,8 @@ def test_an_entry_that_keeps_more_cores_busy_is_refused(at_home, tmp_path, monke
 
 def judged(at_home, tmp_path, **changes):
     """A copy of 003_new, and a Judge of two threads."""
-    task = referee.load_config([str(at_home / "records" / "001_naive" / "config.py")])
-    entry = records.read_entry(write_entry(at_home / "records" / "003_new", **changes))
+    task = referee.load_config([str(at_home / "records" / "race" / "001_naive" / "config.py")])
+    entry = records.read_entry(write_entry(at_home / "records" / "race" / "003_new", **changes))
     data = referee.open_dataset(task)
     return referee.copy(entry, tmp_path / entry.name, data), referee.Judge(task, data, 2)
 
@@ -383,7 +418,7 @@ def test_a_cheat_is_refused(kind, at_home, tmp_path):
 @pytest.mark.slow
 def test_weights_that_do_not_depend_on_the_seed_are_refused(at_home, check):
     patch = patch_of("model.py", DRAW, DRAW.replace("{self.config.seed}", "7"))
-    folder = write_entry(at_home / "records" / "003_new", patch=patch)
+    folder = write_entry(at_home / "records" / "race" / "003_new", patch=patch)
     done = check("--quick")
     assert done.code == 2 and "error: 003_new: its weights are the same for each seed" in done.err
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py", "new.patch"]
@@ -392,7 +427,7 @@ def test_weights_that_do_not_depend_on_the_seed_are_refused(at_home, check):
 @pytest.mark.slow
 def test_a_quick_check_of_an_honest_entry(at_home, check, monkeypatch):
     monkeypatch.setattr(referee, "FEW", 1)
-    folder = write_entry(at_home / "records" / "003_new", position="rotary")
+    folder = write_entry(at_home / "records" / "race" / "003_new", position="rotary")
     done = check("--quick")
     assert done.code == 0 and "003_new keeps the rules" in done.out and "times faster than 002_known" in done.out
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.py"]
@@ -407,7 +442,7 @@ def test_tried_lists_what_ended_higher_and_no_earlier(monkeypatch, tmp_path):
     path = tmp_path / "machine" / "laptop" / "tried.jsonl"
     path.parent.mkdir(parents=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.setattr(records, "RESULTS", tmp_path)
-    assert [line for line in records.tried().splitlines() if "laptop" in line] == [
+    monkeypatch.setattr(records_report, "RESULTS", tmp_path)
+    assert [line for line in records_report.tried().splitlines() if "laptop" in line] == [
         "| laptop | norm=worse | 1.9000 | 1.8000 |"
     ]
