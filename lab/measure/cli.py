@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
-from lab.measure.peers import task
+from lab.measure.peers import recipes, task
 from lab.predict.devices import DATASHEETS
 from nanoladder.config import parse_arguments, stage_names
 from nanoladder.config.stages import LADDERS, RECIPE_DIR
@@ -45,6 +45,11 @@ def at_least(least: int) -> Callable[[str], int]:
 
 positive = number(float, lambda n: 0 < n < math.inf, "a positive number")
 fraction = number(float, lambda n: 0 < n <= 1, "a fraction above 0, up to 1, such as 0.4")
+
+
+def factors(text):
+    """Parses "0.5,1" into [0.5, 1.0]."""
+    return [positive(factor) for factor in text.split(",")]
 
 
 def one_of(*names):
@@ -111,8 +116,9 @@ MODES = {
         ("minutes", "out_dir"),
     ),
     "race": Mode(
-        "how much faster whole runs reach the final loss of another config, or of nanoGPT's own command",
-        ("against", "nanogpt", "seeds", "out_dir"),
+        "how much faster whole runs reach the final loss of another config, or of nanoGPT's own command, and where "
+        "other projects' recipes end after as many steps",
+        ("against", "nanogpt", *recipes.RECIPES, "rates", "seeds", "out_dir"),
     ),
     "peers": Mode(
         "the loop against Hugging Face's Trainer, Lightning, nanoGPT and nanochat", (*task.CHECKOUTS, *TIMING)
@@ -149,6 +155,9 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
     "kept": (rungs, None, "rungs kept at another scale: measured together, without each, and each alone"),
     "nanogpt": (str, None, "path of a nanoGPT checkout, whose train.py is run"),
     "nanochat": (str, None, "path of a nanochat checkout, whose model and optimizer are trained"),
+    "autoresearch": (str, None, "path of an autoresearch checkout, likewise"),
+    "modded": (str, None, "path of a modded-nanogpt checkout, likewise, of its track 3"),
+    "rates": (factors, [1.0], "0.5,1,...: factors of all learning rates of these peers, a row each"),
     "memory_gb": (positive, None, "memory in GB: names the largest micro-batch that fits"),
     "world_size": (at_least(1), 1, "number of processes of the predicted run"),
     "mfu": (fraction, 0.4, "fraction of the device's peak that a real run is assumed to reach"),

@@ -32,7 +32,10 @@ PEERS = {  # row: the peer's file, and if it is at its best
     "Lightning, compiled": ("lightning", True),
 }
 OTHER_MODELS = ["nanochat, compiled"]  # rows whose losses are not compared
-CHECKOUTS = {"nanogpt": "train.py", "nanochat": "nanochat/gpt.py"}  # {peer by karpathy: a file of its checkout}
+CHECKOUTS = {  # {peer: a file of its checkout, the repository}
+    "nanogpt": ("train.py", "karpathy/nanoGPT"),
+    "nanochat": ("nanochat/gpt.py", "karpathy/nanochat"),
+}
 # {key: its only value with which every peer trains the same}
 ALIKE = {"optimizer": "adamw", "dropout": 0.0, "shard": "none", **dict.fromkeys(CUTS, 1)}
 
@@ -44,14 +47,13 @@ def require_comparable(config: Config, checkouts: dict[str, Path | str | None]) 
             raise BadInput(f"{key}={given}: not every peer supports it; expected --{key}={value}")
     for peer, folder in checkouts.items():
         if folder:
-            require_checkout(peer, folder)
+            require_checkout(peer, folder, *CHECKOUTS[peer])
 
 
-def require_checkout(peer: str, folder: Path | str) -> None:
-    """Raises BadInput unless a folder is a checkout of a peer in CHECKOUTS."""
-    file, repository = CHECKOUTS[peer], peer.replace("gpt", "GPT")
+def require_checkout(peer: str, folder: Path | str, file: str, repository: str) -> None:
+    """Raises BadInput unless a folder is a checkout of a peer's repository, which has that file."""
     if not Path(folder, file).is_file():
-        raise BadInput(f"--{peer}={folder}: no {file} there; expected a checkout of karpathy/{repository}")
+        raise BadInput(f"--{peer}={folder}: no {file} there; expected a checkout of {repository}")
 
 
 def measure(

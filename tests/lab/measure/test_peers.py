@@ -9,15 +9,18 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import MACHINE, FakeTurns, build, flags, tiny
+from conftest import MACHINE, FakeTurns, build, flags, replace, tiny
+from processes import python
 
 import train
 from lab.measure import measurements, modes, turns
 from lab.measure.launch import Processes
-from lab.measure.peers import nanochat, nanogpt, task
+from lab.measure.peers import nanochat, nanogpt, recipes, task
 from lab.measure.peers.task import Task
 from lab.measure.turns import LEAST_TURNS, TURN
+from nanoladder.data import open_dataset
 from nanoladder.errors import BadInput
+from nanoladder.run.metrics import read_metrics
 
 # A checkout whose script has nanoGPT's interface: flags, files, random draws, printed lines. It records its inputs.
 SCRIPT = """
@@ -85,12 +88,153 @@ class GPT(nn.Module):
     def init_weights(self):
         nn.init.zeros_(self.logits)
 
-    def setup_optimizer(self, **rates):
-        return torch.optim.SGD(self.parameters(), lr=rates["matrix_lr"])
+    def setup_optimizer(self, weight_decay=0.0, **rates):
+        assert rates == {"matrix_lr": 0.5, "embedding_lr": 0.3, "unembedding_lr": 1e-3, "scalar_lr": 2}
+        group = {"params": [*self.parameters()], "lr": 0.5, "initial_lr": 0.5, "kind": "muon", "decay": weight_decay}
+        return torch.optim.SGD([group])
 
-    def forward(self, tokens, targets):
+    def forward(self, tokens, targets, loss_reduction="mean"):
         seen.append((self.config, tokens, targets))
-        return nn.functional.cross_entropy(self.logits.expand(targets.numel(), -1), targets.flatten(), ignore_index=-1)
+        logits = self.logits.expand(targets.numel(), -1)
+        return nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction=loss_reduction)
+"""
+# Its script, which trains when it runs.
+BASE_TRAIN = """
+import argparse
+import math
+from nanochat.gpt import GPT
+parser = argparse.ArgumentParser()
+parser.add_argument("--run", type=str, default="dummy")
+parser.add_argument("--matrix-lr", type=float, default=0.5)
+parser.add_argument("--embedding-lr", type=float, default=0.3, help="of embeddings")
+parser.add_argument("--unembedding-lr", type=float, default=1e-3)
+parser.add_argument("--scalar-lr", type=float, default=2)
+parser.add_argument("--weight-decay", type=float, default=0.25)
+parser.add_argument("--eval-tokens", type=int, default=80 * 2)
+parser.add_argument("--fp8", action="store_true")
+args = parser.parse_args()
+num_iterations = 10**6
+weight_decay_scaled = args.weight_decay * math.sqrt(2)
+
+def get_lr_multiplier(it):
+    return 1 - it / num_iterations
+
+def get_muon_momentum(it):
+    return 0.5
+
+def get_weight_decay(it):
+    return weight_decay_scaled * math.sqrt(1 - it / num_iterations)
+
+raise SystemExit("trains")
+"""
+# A script with autoresearch's interface, and one with that of modded-nanogpt's third track
+AUTORESEARCH = """
+import os
+os.environ["NO_SUCH"] = "1"
+from dataclasses import dataclass
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from kernels import get_kernel
+fa3 = get_kernel("flash").interface
+
+@dataclass
+class GPTConfig:
+    sequence_len: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_kv_head: int
+    n_embd: int
+    window_pattern: str
+
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        assert (config.n_layer, config.n_head, config.n_kv_head, config.window_pattern) == (2, 2, 2, "L")
+        self.embedding = nn.Embedding(config.vocab_size, config.n_embd)
+        self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+
+    def init_weights(self):
+        self.embedding.to(dtype=torch.bfloat16)
+        nn.init.zeros_(self.head.weight)
+
+    def setup_optimizer(self, adam_betas, weight_decay, **rates):
+        assert adam_betas == (0.8, 0.95) and weight_decay == 0.2
+        assert rates == {"embedding_lr": 3.0, "unembedding_lr": 4.0, "matrix_lr": 5.0, "scalar_lr": 6.0}
+        group = {"params": [*self.parameters()], "lr": 1.0, "initial_lr": 1.0, "kind": "muon"}
+        return torch.optim.SGD([group])
+
+    def forward(self, tokens, targets, reduction="mean"):
+        x = self.embedding(tokens).unsqueeze(2)
+        assert x.dtype == torch.float32
+        x = fa3.flash_attn_func(x, x, x, causal=True, window_size=(16, 0)).squeeze(2)
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten(), ignore_index=-1, reduction=reduction)
+
+EMBEDDING_LR = 3.0  # of Adam
+UNEMBEDDING_LR = 4.0
+MATRIX_LR = 5.0
+SCALAR_LR = 6.0
+WEIGHT_DECAY = 0.2
+ADAM_BETAS = (0.8, 0.95)
+device = torch.device("cuda:7")
+torch.zeros(1, device=device)
+
+def get_lr_multiplier(progress):
+    return 1 - progress
+
+def get_muon_momentum(step):
+    return min(1, step)
+
+def get_weight_decay(progress):
+    return WEIGHT_DECAY * (1 - progress)
+"""
+MODDED = """
+import sys
+with open(sys.argv[0]) as f:
+    code = f.read()
+from pathlib import Path
+import torch
+import torch.nn.functional as F
+import torch.distributed as dist
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, dim, head_dim=128):
+        super().__init__()
+        assert head_dim == dim // 2
+
+class GPT(nn.Module):
+    def __init__(self, vocab_size, num_layers, model_dim):
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, model_dim).bfloat16()
+        self.blocks = nn.ModuleList(Block(model_dim) for _ in range(num_layers))
+        self.proj = nn.Linear(model_dim, vocab_size)
+
+    def forward(self, inputs, targets):
+        logits = self.proj(self.embed(inputs))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+class Optimizer(torch.optim.SGD):
+    def step(self):
+        assert dist.get_world_size() == 1 and dist.get_rank() == 0
+        super().step()
+
+dist.init_process_group(backend="nccl")
+model = GPT(vocab_size=50304, num_layers=12, model_dim=768).cuda()
+for _ in range(int(sys.argv[-1])):
+    train_steps = 3250
+    for p in model.parameters():
+        p.data.zero_()
+    optimizers = [Optimizer(model.parameters(), lr=1.0)]
+    for group in optimizers[0].param_groups:
+        group["initial_lr"] = group["lr"]
+
+    def set_hparams(step, cooldown_frac=0.7):
+        for group in optimizers[0].param_groups:
+            group["lr"] = group["initial_lr"] * (1 - step / train_steps)
+
+    model.train(no_such_argument=1)
 """
 
 
@@ -99,6 +243,8 @@ def nanochat_checkout(tmp_path):
     folder = tmp_path / "chat"
     (folder / "nanochat").mkdir(parents=True)
     (folder / "nanochat" / "gpt.py").write_text(NANOCHAT)
+    (folder / "scripts").mkdir()
+    (folder / "scripts" / "base_train.py").write_text(BASE_TRAIN)
     return folder
 
 
@@ -216,6 +362,52 @@ def test_nanochat_trains_its_own_model_of_this_shape_on_these_batches(given, nan
         assert torch.equal(inputs, task.batches[step].inputs) and torch.equal(targets, task.batches[step].targets)
     losses = task.clock.losses
     assert losses[0] == pytest.approx(math.log(config.vocab_size)) and losses[2] < losses[1] < losses[0]
+
+
+@pytest.fixture
+def checkout_of(nanochat_checkout, tmp_path):
+    """checkout_of(peer) -> a folder with the interface of its repository."""
+
+    def make(peer):
+        if peer == "nanochat":
+            return nanochat_checkout
+        file, _ = recipes.CHECKOUTS[peer]
+        (tmp_path / peer / file).parent.mkdir(parents=True)
+        (tmp_path / peer / file).write_text({"autoresearch": AUTORESEARCH, "modded": MODDED}[peer])
+        return tmp_path / peer
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", recipes.RECIPES)
+def test_a_config_is_trained_by_another_project_s_recipe(peer, checkout_of, dense, tmp_path):
+    words = [*flags(dataset=dense, n_head=2, max_steps=4), f"--out_dir={tmp_path / 'run'}"]
+    done = python("-m", "lab.measure.peers.recipes", peer, checkout_of(peer), "0.5", *words)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert len(rows) == 4 and last["tokens"] == 256
+    assert first["train_loss"] == pytest.approx(math.log(open_dataset(tiny(dataset=str(dense))).vocab_size))
+    assert last["train_loss"] < first["train_loss"] and 0 < last["val_bpb"] != last["val_loss"]
+
+
+@pytest.mark.parametrize(("peer", "momenta"), [("nanochat", [0.5, 0.5, 0.5]), ("autoresearch", [0, 1, 1])])
+def test_rates_follow_the_script_s_own_functions(peer, momenta, checkout_of, dense, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setitem(os.environ, "NANOCHAT_DTYPE", "")  # restored afterwards
+    config = replace(tiny(dataset=str(dense), n_head=2, max_steps=4), vocab_size=40)
+    task = recipes.Task(config, checkout_of(peer), torch.device("cpu"), "float32")
+    recipe = recipes.RECIPES[peer](task)
+    (group,) = recipe.optimizers[0].param_groups
+    found = []
+    for step in range(3):
+        recipe.set_rates(step)
+        found.append((group["lr"] / group["initial_lr"], group["momentum"], group["weight_decay"]))
+    decay = {"nanochat": lambda share: 0.25 * share**0.5, "autoresearch": lambda share: 0.2 * share}[peer]
+    shares = [1.0, 0.75, 0.5]
+    assert found == [(share, momentum, decay(share)) for share, momentum in zip(shares, momenta, strict=True)]
+    sys.modules.pop("nanochat.gpt", None), sys.modules.pop("nanochat", None)
 
 
 @pytest.mark.slow

@@ -228,3 +228,34 @@ def test_a_config_races_against_nanogpt(dense, checkout, tmp_path, run_main, ref
     assert own.code == 0 and asked[-1][1] == ["--max_iters=3"]
     assert "expected --eval_windows=0" in refused(modes.main, *words, "--eval_windows=3")
     assert "expected a checkout of karpathy/nanoGPT" in refused(modes.main, *words, f"--nanogpt={tmp_path}")
+
+
+# -- against other projects' recipes
+
+
+@pytest.mark.parametrize("against", [False, True])
+def test_other_recipes_race_at_several_rates(against, run, dense, tmp_path, run_main, refused, monkeypatch):
+    asked = []
+
+    def run_recipe(peer, checkout, factor, config, seed):
+        asked.append((peer, checkout, factor, config.optimizer, seed))
+        return {"seconds": 20.0 / factor, "tokens": 384, "loss": 4.1, "bpb": 2.05, "curve": [[1.0, 3.0], [20.0, 2.05]]}
+
+    monkeypatch.setattr(race, "run_recipe", run_recipe)
+    file, _ = race.recipes.CHECKOUTS["modded"]
+    (tmp_path / "modded" / file).parent.mkdir(parents=True)
+    (tmp_path / "modded" / file).touch()
+    words = *flags(dataset=dense), "--optimizer=muon", "--mode=race", f"--modded={tmp_path / 'modded'}", "--seeds=2"
+    other = tmp_path / "other.py"
+    other.write_text("".join(f"{key} = {value!r}\n" for key, value in vars(tiny(dataset=str(dense))).items()))
+    first = "naive" if against else "ours"
+    done = run_main(
+        modes.main, *words, "--rates=0.5,2", f"--out_dir={tmp_path / first}", *[f"--against={other}"] * against
+    )
+    factors = [factor for _, _, factor, _, _ in asked]
+    assert done.code == 0 and factors == [0.5, 2.0] * 2 and asked[0][:2] == ("modded", str(tmp_path / "modded"))
+    assert f"modded, rates × 2\n  command: `KellerJordan/modded-nanogpt by {words[0]}" in done.out
+    assert f"{first}'s loss" in done.out and (tmp_path / first / "race.png").stat().st_size > 1e4
+    said = refused(modes.main, *words[:-2], f"--modded={tmp_path}")
+    assert "expected a checkout of KellerJordan/modded-nanogpt" in said
+    assert "--rates: 0: expected a positive number" in refused(modes.main, *words, "--rates=0")
