@@ -7,7 +7,7 @@ the lengths is what the rung saves in tokens, at the loss that the recipe has at
 
 1. The recipe's learning rate at LENGTHS, on one seed; the longest takes the one before.
 2. Each row's at the shortest length; at the others it differs by as much from the recipe's.
-3. All rows at LENGTHS, on one fresh seed after the other, and the recipe at ENDS too.
+3. All rows at LENGTHS, the shortest first, on three fresh seeds, and the recipe at BETWEEN too.
 
 The next run is a function of the finished ones (protocol.py), so the same command continues.
 """
@@ -33,7 +33,8 @@ from nanoladder.data.counting import counted_losses
 from nanoladder.errors import BadInput
 from nanoladder.run import load_config
 
-LENGTHS, ENDS = (1 / 16, 1 / 4, 1.0), (1 / 32, 2.0)  # of a run; the recipe's curve goes on to its ends
+LENGTHS, BETWEEN = (1 / 16, 1 / 4, 1.0), (1 / 32, 1 / 2, 2.0)  # of a run; the recipe's curve has both
+SEEDS = FRESH[:LEAST]
 HOW_TO_READ = f"""\
 Tokens that the recipe without a rung needs for a loss, divided by those with it, at the loss that the recipe has after
 so many steps (above 1: the rung saves tokens). A row's loss becomes tokens by the recipe's curve (≥, ≤: beyond its
@@ -69,8 +70,8 @@ class ByLoss(Protocol):
         factors = [self.tune(row, shortest, self.recipe.factor) for row in self.rows]
         if None in [*factors, *self.rates.values()]:
             return self
-        for seed in FRESH:
-            for length in sorted(LENGTHS + ENDS):
+        for length in sorted(LENGTHS + BETWEEN):
+            for seed in SEEDS:
                 for row in [self.recipe, *(self.rows if length in LENGTHS else [])]:
                     self.losses(row, length, [seed], self.factor(row, length))
         self.curve = self.measure_curve()
@@ -83,15 +84,15 @@ class ByLoss(Protocol):
 
     def of_seeds(self, row, length):
         """{seed: the loss of a row} at a length, of the seeds that have run; infinite if the run diverged."""
-        found = {seed: self.losses(row, length, [seed], self.factor(row, length)) for seed in FRESH}
+        found = {seed: self.losses(row, length, [seed], self.factor(row, length)) for seed in SEEDS}
         return {seed: losses[0] for seed, losses in found.items() if losses}
 
     def measure_curve(self):
-        """The recipe's Curve through its mean losses of the seeds that have run at each length."""
-        known = {length: self.of_seeds(self.recipe, length) for length in sorted(LENGTHS + ENDS)}
-        seeds = [seed for seed in FRESH if all(losses.get(seed, math.inf) < math.inf for losses in known.values())]
-        if seeds:
-            return Curve({length: statistics.fmean(losses[seed] for seed in seeds) for length, losses in known.items()})
+        """The recipe's Curve through its mean losses at the lengths at which all seeds have run; None if few have."""
+        known = {length: [*self.of_seeds(self.recipe, length).values()] for length in sorted(LENGTHS + BETWEEN)}
+        whole = {length: losses for length, losses in known.items() if len(losses) == len(SEEDS)}
+        points = {length: statistics.fmean(losses) for length, losses in whole.items() if max(losses) < math.inf}
+        return Curve(points) if len(points) > 1 else None
 
     def gains(self, row, length):
         """The logarithms of what a row's rung saves at a length, {seed: ...}, and the bound that they are.
@@ -133,9 +134,9 @@ def report(protocol, runs, words, dataset, counted):
     folder, (factor, unit) = runs.path.parent, dataset.unit
     if not (curve := protocol.curve):
         return print(f"the recipe's curve is not known yet; the same command continues\nwritten: {runs.path}")
-    losses = {length: factor * curve.loss(length) for length in LENGTHS}
+    losses = {length: factor * curve.loss(length) for length in LENGTHS if length in curve.points}
     counted = {name: factor * loss for name, loss in counted.items()}
-    gains = {length: gains_at(protocol, length) for length in LENGTHS}
+    gains = {length: gains_at(protocol, length) for length in losses}
     texts = {row.name: {"lr": f"{row.factor * row.config.learning_rate:.2g}"} for row in protocol.rows}
     for length, of_rows in gains.items():
         heading = f"{round(length * protocol.config.max_steps):,} steps, {losses[length]:.4f}"
