@@ -97,12 +97,6 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
 
 
-def build_norm(config):
-    if config.norm == "rms":
-        return nn.RMSNorm(config.n_embd, eps=1e-6)  # Zhang & Sennrich 2019
-    return nn.LayerNorm(config.n_embd, bias=config.bias)
-
-
 class MLP(nn.Module):
     """Linear layer to 4C, activation, linear layer back to C, (B, T, C) -> (B, T, C)."""
 
@@ -124,9 +118,9 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.attention_norm = build_norm(config)
+        self.attention_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attention = Attention(config)
-        self.mlp_norm = build_norm(config)
+        self.mlp_norm = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
         if config.x0_skip:
             self.lambdas = nn.Parameter(torch.tensor([1.0, 0.0]))
@@ -170,7 +164,7 @@ class GPT(nn.Module):
             self.previous = Previous()
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.norm = build_norm(config)
+        self.norm = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight  # tied (Press & Wolf 2017)
@@ -245,7 +239,7 @@ class GPT(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Token ids (B, T) -> logits of the next token at every position (B, T, V)."""
-        return self.capped(self.head(self.hidden(tokens)))
+        return self.head(self.hidden(tokens))
 
     def embed_values(self, tokens):
         """A term of each block's values (Zhou et al. 2024): (B, T, C) in value_blocks, 0 in the others."""
@@ -253,13 +247,6 @@ class GPT(nn.Module):
         for i, block in enumerate(self.value_blocks):
             values[block] = self.value_lambdas[i] * self.value_embeddings[i](tokens)
         return values
-
-    def capped(self, logits: Tensor) -> Tensor:
-        """Logits within ±logit_softcap, by a tanh (Gemma Team 2024), without padding; 0: unchanged."""
-        if self.config.logit_softcap:
-            logits = logits[..., : self.config.vocab_size] / self.config.logit_softcap
-            logits = self.config.logit_softcap * logits.tanh()
-        return logits
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Token ids and targets (B, T) -> summed loss () in nats; targets of IGNORE do not count.
@@ -269,10 +256,8 @@ class GPT(nn.Module):
         hidden, flat = self.hidden(tokens).flatten(0, 1), targets.flatten()  # (BT, C), (BT,)
         weight = self.head.weight  # (V, C)
         if self.config.sampled_softmax and self.training:
-            n_vocab, n_others = self.config.vocab_size, self.config.sampled_softmax
-            return sampled_loss(hidden, weight, flat, n_vocab, n_others, IGNORE, cap=self.config.logit_softcap)
+            return sampled_loss(hidden, weight, flat, self.config.vocab_size, self.config.sampled_softmax, IGNORE)
         if self.config.loss_chunks and (n := count_chunks(self.config.loss_chunks, len(flat), *weight.shape)):
-            cap, n_vocab = self.config.logit_softcap, self.config.vocab_size
-            return head_loss(hidden, weight, flat, n_vocab, n, IGNORE, cap=cap, float8=self.config.float8)
+            return head_loss(hidden, weight, flat, self.config.vocab_size, n, IGNORE, float8=self.config.float8)
         logits = self.head(hidden).float()  # (BT, V)
-        return F.cross_entropy(self.capped(logits), flat, ignore_index=IGNORE, reduction="sum")
+        return F.cross_entropy(logits, flat, ignore_index=IGNORE, reduction="sum")

@@ -8,7 +8,6 @@ one stage changes.
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -112,10 +111,6 @@ def build_optimizer(model: GPT, config: Config) -> Optimizer:
         optimizer = optim.build(groups, model, config)
     if config.optimizer_in_backward:
         optim.update_in_backward(optimizer)
-    if config.cautious_decay:
-        optim.decay_cautiously(optimizer)
-    if config.ema:
-        optim.keep_average(optimizer)
     return optimizer
 
 
@@ -218,8 +213,7 @@ def train(config: Config) -> None:
             loss, grad_norm = train_step(model, optimizer, scaler, batch, lr, config)
             run.log_step(lr, loss, grad_norm)
             if run.due(config.eval_interval):
-                with optim.averaged(optimizer) if config.ema else nullcontext():
-                    run.log_evaluation(evaluate(model, dataset.val, config, device))
+                run.log_evaluation(evaluate(model, dataset.val, config, device))
             run.save_if_due()
 
 

@@ -18,7 +18,7 @@ def list_weights(config: Config, padded: bool = True) -> list[tuple[str, tuple[i
     C, V, n_values = config.n_embd, config.vocab_size, -(-config.n_layer // 2)
     rows = config.padded_vocab_size if padded else V
     matrices = {"attention.qkv": (3 * C, C), "attention.proj": (C, C), "mlp.fc": (4 * C, C), "mlp.proj": (C, 4 * C)}
-    of_norm = {"weight": (C,), "bias": (C,)} if config.bias and config.norm == "layer" else {"weight": (C,)}
+    of_norm = {"weight": (C,), "bias": (C,)} if config.bias else {"weight": (C,)}
     block = {f"{norm}.{name}": shape for norm in ("attention_norm", "mlp_norm") for name, shape in of_norm.items()}
     block |= {f"{name}.weight": shape for name, shape in matrices.items()}
     if config.bias:

@@ -22,9 +22,6 @@ from torch import nn
 all_gather_autograd = getattr(collectives, "all_gather_single_autograd", None) or collectives.all_gather_tensor_autograd
 all_to_all_autograd = collectives.all_to_all_single_autograd
 
-# Moves each tensor of a list towards another list's, in one kernel on a GPU. Without it one kernel moves one tensor.
-lerp_all = torch._foreach_lerp_
-
 # Settings of the allocator of CUDA memory; 2.11 has the second name. Without both it stays as it is.
 set_allocator = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
 set_allocator = set_allocator or getattr(torch.cuda.memory, "_set_allocator_settings", lambda settings: None)

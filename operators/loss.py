@@ -50,7 +50,6 @@ def head_loss(
     ignore_index: int = -100,
     first_row: int = 0,
     group: str = "",
-    cap: float = 0.0,
     float8: bool = False,
 ) -> torch.Tensor:
     """Summed cross-entropy () of the logits `hidden @ weight.T`, in nats, float32.
@@ -60,8 +59,6 @@ def head_loss(
     products run in autocast's dtype; the weight's gradient is summed over the chunks in the weight's own. No temporary
     is larger than a chunk's logits (N / n_chunks, V) or the weight. In bfloat16 on a GPU from Hopper on, the loss of a
     token is exact up to 116 nats; a larger one counts as 116 to 128 (exp_triton.py).
-
-    cap: limits the logits to ±cap, by a tanh (Gemma Team 2024); 0: no limit.
 
     float8: exp_triton.py, where it runs, multiplies hidden states and weight in float8; the gradients' products stay in
     bfloat16. The width must be a multiple of 16.
@@ -74,7 +71,7 @@ def head_loss(
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    options = ignore_index, first_row, group, cap, needs_grad, float8
+    options = ignore_index, first_row, group, needs_grad, float8
     return operator(hidden, weight, targets, n_vocab, n_chunks, *options)[0]
 
 
@@ -87,7 +84,6 @@ def compute(
     ignore_index: int,
     first_row: int,
     group: str,
-    cap: float,
     needs_grad: bool,
     float8: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -98,16 +94,16 @@ def compute(
     d_hidden = torch.empty_like(hidden) if needs_grad else hidden.new_empty(0)
     d_weight = torch.zeros_like(weight) if needs_grad else weight.new_empty(0)
     size = math.ceil(len(hidden) / n_chunks)
-    if not cap and takes_exponentials(hidden, weight):
+    if takes_exponentials(hidden, weight):
         losses = by_exponentials(hidden, products_weight, columns, n_real, size, group, d_hidden, d_weight, float8)
     else:
-        losses = by_softmax(hidden, products_weight, columns, n_real, size, group, d_hidden, d_weight, cap)
+        losses = by_softmax(hidden, products_weight, columns, n_real, size, group, d_hidden, d_weight)
     if not group:
         losses.masked_fill_(columns == softmax.ELSEWHERE, math.inf)
     return losses.masked_fill_(columns == softmax.IGNORED, 0.0).sum(), d_hidden, d_weight
 
 
-def by_softmax(hidden, weight, columns, n_real, size, group, d_hidden, d_weight, cap):
+def by_softmax(hidden, weight, columns, n_real, size, group, d_hidden, d_weight):
     """The losses (N,), by a softmax over the logits of `size` tokens at a time; the gradients too, unless empty."""
     softmax_pass = fastest_softmax(hidden.is_cuda)
     log_sums, picked = torch.empty(2, len(hidden), device=hidden.device)
@@ -115,7 +111,7 @@ def by_softmax(hidden, weight, columns, n_real, size, group, d_hidden, d_weight,
     buffer = hidden.new_empty(min(size, len(hidden)), len(weight))
     for start in range(0, len(hidden), size):
         chunk = slice(start, start + size)
-        h, of_chunk = hidden[chunk], (columns[chunk], log_sums[chunk], picked[chunk], n_real, cap)
+        h, of_chunk = hidden[chunk], (columns[chunk], log_sums[chunk], picked[chunk], n_real)
         logits = torch.mm(h, weight.T, out=buffer[: len(h)])  # (n, V)
         softmax_pass(logits, *of_chunk, overwrite=needs_grad and not group)
         if group:
@@ -225,9 +221,7 @@ def triton_obstacle() -> str:
     return ""
 
 
-def empty_results(
-    hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, cap, needs_grad, float8=False
-):
+def empty_results(hidden, weight, targets, n_vocab, n_chunks, ignore_index, first_row, group, needs_grad, float8=False):
     return empty_gradients(hidden, weight, needs_grad)
 
 
@@ -252,4 +246,4 @@ def backward(ctx, d_loss, *_):
 
 
 # A new signature needs a new name: compiled code in the compiler's cache calls the operator by its old name.
-operator = register("nanoladder::chunked_head_loss", compute, empty_results, backward, keep_gradients)
+operator = register("nanoladder::chunked_loss", compute, empty_results, backward, keep_gradients)

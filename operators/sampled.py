@@ -19,11 +19,10 @@ def sampled_loss(
     n_vocab: int,
     n_others: int,
     ignore_index: int = -100,
-    cap: float = 0.0,
 ) -> torch.Tensor:
     """Estimates the summed cross-entropy () of the logits `hidden @ weight.T`, in nats, float32.
 
-    hidden (N, C), weight (V, C), targets (N,); ignore_index, n_vocab and cap as in head_loss. Only the tokens among the
+    hidden (N, C), weight (V, C), targets (N,); ignore_index and n_vocab as in head_loss. Only the tokens among the
     targets and n_others of the rest have logits. The others are drawn anew for each call, from PyTorch's generator, and
     stand for all of the rest: their logits are raised by the log of how many each stands for, so that the sum of
     exponentials is right on average. With n_others of n_vocab or more it is the exact loss.
@@ -31,7 +30,7 @@ def sampled_loss(
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
     needs_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    return operator(hidden, weight, targets, n_vocab, n_others, ignore_index, cap, needs_grad)[0]
+    return operator(hidden, weight, targets, n_vocab, n_others, ignore_index, needs_grad)[0]
 
 
 def compute(
@@ -41,7 +40,6 @@ def compute(
     n_vocab: int,
     n_others: int,
     ignore_index: int,
-    cap: float,
     needs_grad: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The operator. Returns the loss and the gradients of hidden and weight: empty if not needs_grad."""
@@ -59,7 +57,7 @@ def compute(
     rows = weight[tokens].to(hidden.dtype)
     logits = hidden @ rows.T  # (N, n)
     log_sums, picked = torch.empty(2, len(hidden), device=hidden.device)
-    softmax_(logits, columns, log_sums, picked, len(tokens), cap, overwrite=needs_grad, raised=raised)
+    softmax_(logits, columns, log_sums, picked, len(tokens), overwrite=needs_grad, raised=raised)
     loss = log_sums.sub_(picked).masked_fill_(columns == IGNORED, 0.0).sum()
     if not needs_grad:
         return loss, hidden.new_empty(0), weight.new_empty(0)
@@ -67,8 +65,8 @@ def compute(
     return loss, logits @ rows, d_weight
 
 
-def empty_results(hidden, weight, targets, n_vocab, n_others, ignore_index, cap, needs_grad):
+def empty_results(hidden, weight, targets, n_vocab, n_others, ignore_index, needs_grad):
     return empty_gradients(hidden, weight, needs_grad)
 
 
-operator = register("nanoladder::sampled_loss", compute, empty_results, backward, keep_gradients)
+operator = register("nanoladder::sampled_head_loss", compute, empty_results, backward, keep_gradients)

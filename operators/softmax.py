@@ -18,7 +18,7 @@ def target_columns(targets, ignore_index, first_row, n_columns):
     return columns.masked_fill_(targets == ignore_index, IGNORED)
 
 
-def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, overwrite=True, raised=None):
+def softmax_(logits, columns, log_sums, picked, n_real, find=True, overwrite=True, raised=None):
     """Softmax over the rows of logits (n, V); columns from n_real on are padding, of probability 0.
 
     find: writes, in float32, each row's log-sum-exp to log_sums (n,), and the logit at its column to picked (n,), 0 for
@@ -27,17 +27,13 @@ def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, over
     overwrite: replaces the logits in place by the loss's gradient, softmax less one at the column; a row that is
     IGNORED becomes 0, if its logits are numbers. Else they stay, but for padding.
 
-    cap: first limits the logits to ±cap, by a tanh, in float32; the gradient is with respect to the original logits.
-    raised: then added to the logits of each row, (V,).
+    raised: first added to the logits of each row, (V,).
     """
     size = max(1, BLOCK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     for start in range(0, len(logits), size):
         rows = slice(start, start + size)
         block, column = logits[rows], columns[rows, None]
         x = block.float()
-        if cap:
-            tanh = (x / cap).tanh_()
-            x = cap * tanh
         if raised is not None:
             x = x + raised
         x[:, n_real:] = -math.inf
@@ -51,5 +47,4 @@ def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, over
         else:
             probabilities = (x - log_sums[rows, None]).exp_()
         if overwrite:
-            gradient = probabilities.scatter_add_(1, at, -here.float()).mul_((column != IGNORED).float())
-            block.copy_(gradient.mul_(1 - tanh.square()) if cap else gradient)
+            block.copy_(probabilities.scatter_add_(1, at, -here.float()).mul_((column != IGNORED).float()))

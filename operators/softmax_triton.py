@@ -15,26 +15,11 @@ WARPS = 32  # as many as there can be: then few programs run at a time, and all 
 EACH = tl.constexpr(8)  # neighboring columns of a thread: 16 bytes in half precision
 
 
-def softmax_(logits, columns, log_sums, picked, n_real, cap=0.0, find=True, overwrite=True):
+def softmax_(logits, columns, log_sums, picked, n_real, find=True, overwrite=True):
     """Same as softmax.softmax_, except that the logits must be contiguous and padding is left unchanged."""
-    options = {"CAP": cap, "FIND": find, "OVERWRITE": overwrite, "num_warps": WARPS}
+    options = {"FIND": find, "OVERWRITE": overwrite, "num_warps": WARPS}
     options["BLOCK"] = BLOCK_BYTES // logits.itemsize
     head_loss_rows[(len(logits),)](logits, columns, log_sums, picked, logits.shape[1], n_real, IGNORED, **options)
-
-
-@triton.jit
-def tanh(x):
-    """Computes tanh by one exp, to an absolute error of 1e-7; the GPU's instruction is only as exact as bfloat16."""
-    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
-
-
-@triton.jit
-def limit(x, CAP: tl.constexpr):
-    """Converts x to float32 and limits it to ±CAP unless that is 0."""
-    x = x.to(tl.float32)
-    if CAP > 0.0:
-        x = CAP * tanh(x / CAP)
-    return x
 
 
 @triton.jit
@@ -43,16 +28,6 @@ def add_exp(x, highest, total):
     x = tl.reshape(x, [x.shape[0] // EACH, EACH])
     higher = tl.maximum(highest, tl.max(x, axis=1))
     return higher, total * tl.exp(highest - higher) + tl.sum(tl.exp(x - higher[:, None]), axis=1)
-
-
-@triton.jit
-def gradient_of(x, log_sum, CAP: tl.constexpr):
-    """Probability of a logit x, times the slope of its limit."""
-    x = x.to(tl.float32)
-    if CAP > 0.0:
-        limited = tanh(x / CAP)
-        return tl.exp(CAP * limited - log_sum) * (1.0 - limited * limited)
-    return tl.exp(x - log_sum)
 
 
 @triton.jit(do_not_specialize_on_alignment=["columns", "log_sums", "picked"])  # parts of longer ones, from any row on
@@ -64,7 +39,6 @@ def head_loss_rows(
     width: tl.constexpr,
     n_real: tl.constexpr,
     IGNORED: tl.constexpr,
-    CAP: tl.constexpr,
     FIND: tl.constexpr,
     OVERWRITE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -76,16 +50,16 @@ def head_loss_rows(
     target = tl.load(columns + row)
     at_target = tl.load(logits + target, mask=target >= 0, other=0.0)
     if FIND:
-        tl.store(picked + row, tl.where(target >= 0, limit(at_target, CAP), 0.0))
+        tl.store(picked + row, tl.where(target >= 0, at_target.to(tl.float32), 0.0))
         highest = tl.full([BLOCK // EACH], -3.0e38, tl.float32)  # not -inf: -inf - -inf is NaN
         total = tl.zeros([BLOCK // EACH], tl.float32)
         for start in range(0, whole, BLOCK):
             raw = tl.load(logits + start + tl.arange(0, BLOCK), eviction_policy="evict_last")
-            highest, total = add_exp(limit(raw, CAP), highest, total)
+            highest, total = add_exp(raw.to(tl.float32), highest, total)
         if whole < n_real:
             column = whole + tl.arange(0, BLOCK)
             raw = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_last")
-            x = tl.where(column < n_real, limit(raw, CAP), float("-inf"))
+            x = tl.where(column < n_real, raw.to(tl.float32), float("-inf"))
             highest, total = add_exp(x, highest, total)
         top = tl.max(highest)
         log_sum = tl.log(tl.sum(total * tl.exp(highest - top))) + top
@@ -98,16 +72,12 @@ def head_loss_rows(
         for start in range(0, whole, BLOCK):
             column = start + tl.arange(0, BLOCK)
             raw = tl.load(logits + column, eviction_policy="evict_first")
-            tl.store(logits + column, gradient_of(raw, shift, CAP).to(logits.dtype.element_ty))
+            tl.store(logits + column, tl.exp(raw.to(tl.float32) - shift).to(logits.dtype.element_ty))
         for start in range(whole, width, BLOCK):
             column = start + tl.arange(0, BLOCK)
             raw = tl.load(logits + column, mask=column < width, other=0.0, eviction_policy="evict_first")
-            gradient = tl.where(column < n_real, gradient_of(raw, shift, CAP), 0.0)
+            gradient = tl.where(column < n_real, tl.exp(raw.to(tl.float32) - shift), 0.0)
             tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < width)
         tl.debug_barrier()  # the target's is written last
-        slope = 1.0
-        if CAP > 0.0:
-            limited = tanh(at_target.to(tl.float32) / CAP)
-            slope = 1.0 - limited * limited
-        d_target = gradient_of(at_target, shift, CAP) - slope
+        d_target = tl.exp(at_target.to(tl.float32) - shift) - 1.0
         tl.store(logits + target, d_target.to(logits.dtype.element_ty), mask=target >= 0)

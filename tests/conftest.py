@@ -67,12 +67,10 @@ RECIPE = {  # every rung of the second ladder
     "key_offset": True,
     "activation": "relu2",
     "zero_init": True,
-    "norm": "rms",
     "schedule": "trapezoid",
     "tie_embeddings": False,
     "embedding_lr": 4.0,
     "head_lr": 0.5,
-    "logit_softcap": 15.0,
     "sampled_softmax": 999,  # all of a tiny vocabulary: the exact loss
     "scalar_lr": 2.0,
     "x0_skip": True,
@@ -81,8 +79,6 @@ RECIPE = {  # every rung of the second ladder
     "split_qkv": True,
     "polar_express": True,
     "value_embedding": True,
-    "cautious_decay": True,
-    "ema": True,
 }
 # Supported by tensor parallelism
 UNCUT = {**RECIPE, "x0_skip": False, "value_embedding": False, "smear": False, "sampled_softmax": 0}

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 import convert
 import train
 from model import GPT
-from nanoladder import checkpoint, optim
+from nanoladder import checkpoint
 from nanoladder.config import Config, stages
 from nanoladder.errors import BadInput
 from nanoladder.parallel import checks
@@ -55,14 +54,13 @@ def test_the_last_block_and_every_second_one_before_it_have_a_value_embedding(n_
 
 @functools.cache
 def loss_after_five_steps(name):
-    """Loss of the tiny config with the rungs up to this one, with averaged weights if it averages them."""
+    """Loss of the tiny config with the rungs up to this one."""
     config = of_rung(name)
     model, optimizer, scaler = build(config)
     for step in range(1, 6):
         inputs = train.data.Batch(*batch(config, step))
         train.train_step(model, optimizer, scaler, inputs, train.learning_rate(step, config), config)
-    with optim.averaged(optimizer) if config.ema else nullcontext():
-        return model(*batch(config)).item()
+    return model(*batch(config)).item()
 
 
 @pytest.mark.parametrize("name", RUNGS[1:])
@@ -77,7 +75,7 @@ def test_a_rung_changes_the_model_its_update_or_its_schedule_and_shares_all_comm
     assert math.isfinite(loss) and loss != loss_after_five_steps(below)
 
 
-def test_the_recipe_resumes_bit_for_bit_and_its_averaged_model_is_loaded_and_exported(dense, tmp_path):
+def test_the_recipe_resumes_bit_for_bit_and_its_model_is_loaded_and_exported(dense, tmp_path):
     keys = {"dataset": str(dense), "save_interval": 3, "eval_interval": 3, "pad_vocab_to": 64, **RECIPE}
     whole, halves = (tiny(out_dir=str(tmp_path / name), **keys) for name in ("whole", "halves"))
     train.train(whole)
@@ -88,7 +86,7 @@ def test_the_recipe_resumes_bit_for_bit_and_its_averaged_model_is_loaded_and_exp
     state = checkpoint.load_model(tmp_path / "whole" / "last.safetensors")
     gpt = checkpoint.build_gpt(state, "whole")
     assert gpt.config.position == "rotary" and gpt.head.weight is not gpt.token_embedding.weight
-    assert not torch.equal(gpt.blocks[0].mlp.fc.weight, weights(whole)["blocks.0.mlp.fc.weight"])  # averaged
+    assert torch.equal(gpt.blocks[0].mlp.fc.weight, weights(whole)["blocks.0.mlp.fc.weight"])
     convert.main([f"--out_dir={whole.out_dir}", "--checkpoint=last", f"--output={tmp_path / 'hf'}"])
     exported = load_file(tmp_path / "hf" / "model.safetensors")
     assert torch.equal(gpt.blocks[0].mlp.fc.weight, exported["model.blocks.0.mlp.fc.weight"])
@@ -148,41 +146,6 @@ def test_every_parameter_is_in_one_group_with_its_rate():
     assert rates[model.token_embedding.weight] == rates[model.value_embeddings[0].weight] == 4
     assert rates[model.head.weight] == 0.5 and rates[model.blocks[0].mlp.fc.weight] == 1
     assert rates[model.smear] == rates[model.value_lambdas] == rates[model.blocks[0].lambdas] == 2
-
-
-def test_cautious_decay_spares_weights_that_the_update_does_not_move_towards_zero():
-    weight = torch.nn.Parameter(torch.tensor([1.0, -1.0, 2.0]))
-    optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=0.5)
-    optim.decay_cautiously(optimizer)
-    weight.grad = torch.tensor([1.0, 1.0, 0.0])
-    optimizer.step()
-    torch.testing.assert_close(weight.detach(), torch.tensor([0.9 - 0.05, -1.1, 2.0]))
-
-
-def test_evaluation_uses_the_average_and_training_continues_with_the_weights():
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    optim.keep_average(optimizer)
-    average = None
-    for step in range(5):
-        weight.grad = torch.tensor([-1.0])
-        optimizer.step()
-        average = float(step + 1) if average is None else 0.98 * average + 0.02 * (step + 1)
-    with optim.averaged(optimizer):
-        assert weight.item() == pytest.approx(average)
-    assert weight.item() == 5
-
-
-def test_the_average_copies_no_weights_after_the_first_step():
-    model, optimizer, _ = build(tiny(vocab_size=40, ema=True))
-    kinds = []
-    for _ in range(2):
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        with torch.profiler.profile() as profile:
-            optimizer.step()
-        kinds.append({event.key for event in profile.key_averages()})
-    assert "aten::clone" in kinds[0] and "aten::clone" not in kinds[1]
 
 
 def test_the_trapezoid_is_flat_for_half_the_run():

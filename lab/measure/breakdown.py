@@ -22,9 +22,9 @@ KINDS = {
         *["triton_tem", "triton_mm"],  # max-autotune
         *["gemm", "gemv", "nvjet", "xmma", "cutlass", "cublas"],  # kernels
     ],
-    "loss": ["log_softmax", "nll_loss", "logsumexp", "chunked_head_loss", "head_loss", "sampled_loss"],
+    "loss": ["log_softmax", "nll_loss", "logsumexp", "chunked_loss", "head_loss"],
 }
-LOSSES = {"nanoladder::chunked_head_loss", "nanoladder::sampled_loss"}
+LOSSES = {"nanoladder::chunked_loss", "nanoladder::sampled_head_loss"}
 LAUNCHES = ("cuda", "cuLaunch", "cuMem")  # calls of CUDA's two interfaces start with one of these
 # Wrappers added by Python, autograd and the compiler: their own time, outside any operator, is the host's.
 BETWEEN = ("step", "autograd::engine", "TorchDynamo", "Torch-Compiled", "CompiledFunction", "AOTDispatcher", "## Call")

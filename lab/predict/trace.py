@@ -72,7 +72,7 @@ class Ledger(TorchDispatchMode):
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # a wrapper has no bytes: its inner tensors come by themselves
-        if operator is torch.ops.nanoladder.chunked_head_loss.default:
+        if operator is torch.ops.nanoladder.chunked_loss.default:
             with self, self.noting("opaque"):
                 return loss.compute(*args)  # its operations, as it is opaque
         self.settle_gradient_sum()

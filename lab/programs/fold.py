@@ -35,7 +35,6 @@ NO_OPS = [
     (NOT_SCALED, "dtype", "float32", "{0}.step()", "scaler.step"),
     (NOT_SCALED, "dtype", "float32", "optim.check_finite({0}, {1})", "optim.check_finite"),
     (NOT_SCALED, "dtype", "float32", "Run({0}, {1}, {2})", "Run"),
-    ("no cap", "logit_softcap", 0.0, "{0}", "self.capped"),
     (ALONE, "standalone", True, "", "raise BadInput"),
     (ALONE, "standalone", True, "None", "check_processes", "check_grid", "machine.require_torchao", "meeting_place"),
     (ALONE, "standalone", True, "None", "allow_open_files", "heartbeat.start", "heartbeat.stop"),

@@ -102,8 +102,6 @@ class NanoladderForCausalLM(PreTrainedModel, GenerationMixin):
         hidden = self.model.hidden(input_ids)[:, -logits_to_keep:]
         self.cache = self.positions = self.is_text = self.visible = None
         logits = self.model.head(hidden)
-        if self.config.logit_softcap:
-            logits = self.model.capped(logits)
         loss = labels if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **options)
         return CausalLMOutputWithPast(loss, logits, past_key_values)
 

@@ -8,14 +8,13 @@ import base64
 import dataclasses
 import json
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from nanoladder import optim, parallel
+from nanoladder import parallel
 from nanoladder.data.batches import SHUFFLED, Batch, shuffle
 from train import (
     build_model,
@@ -140,8 +139,7 @@ def train(folder, config):
         if step % config.log_interval == 0 or step == config.max_steps:
             print(f"step {step}: loss {loss:.4f}")
         if config.eval_interval and (step % config.eval_interval == 0 or step == config.max_steps):
-            with optim.averaged(optimizer) if config.ema else nullcontext():
-                val_loss = evaluate(model, folder / "val.bin", config, device)
+            val_loss = evaluate(model, folder / "val.bin", config, device)
             print(f"step {step}: validation loss {val_loss:.4f}")
     if not (config.divides_weights or config.context_parallel > 1) and (not config.ddp or parallel.rank() == 0):
         torch.save(model.state_dict(), config.output)

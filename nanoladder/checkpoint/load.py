@@ -21,7 +21,7 @@ from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, list_checkpoi
 from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
-from nanoladder.config import DEFAULTS, Config, check_names
+from nanoladder.config import DEFAULTS, REMOVED, Config, check_names
 from nanoladder.data.datasets import Dataset
 from nanoladder.errors import BadInput
 from nanoladder.tokenizer.encoding import DESCRIPTION, RANKS, identify
@@ -64,8 +64,9 @@ def load(path: Path | str, verify: bool = False) -> dict:
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
     with reading(path):
         state, found = slices.read(path)
-        config = state["config"].keys()
-    check_names(config, path)
+        config = state["config"]
+    state["config"] = {key: value for key, value in config.items() if key not in REMOVED or value != REMOVED[key]}
+    check_names(state["config"].keys(), path)
     with reading(path):
         check_contents(state)
     if verify and found:
@@ -156,8 +157,8 @@ def source_of(options: Namespace) -> str:
 def load_model(source: Path | str) -> dict:
     """Returns a dict with a model's "config", as config_of takes it, and its weights as "model", on the CPU.
 
-    If the run keeps an average of its weights, returns the average. The weights of a divided model are Sliced in
-    processes that divide it, too; else they are read at once. Raises BadInput.
+    The weights of a divided model are Sliced in processes that divide it, too; else they are read at once. Raises
+    BadInput.
     """
     while True:
         file, state = inode(source), find_model(str(source))
@@ -176,9 +177,7 @@ def find_model(source):
         return interop.read_huggingface(source.removeprefix(HUB))
     if source.endswith(".pt") and Path(source).is_file():
         return interop.read_nanogpt(source)
-    state = load(source)
-    state["model"] |= {name: values["average"] for name, values in state["optimizer"].items() if "average" in values}
-    return state
+    return load(source)
 
 
 def inode(path):

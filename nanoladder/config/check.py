@@ -20,7 +20,7 @@ AT_LEAST_1 = ("n_layer", "n_head", "n_embd", "context_length", "batch_size", "pa
 AT_LEAST_1 += ("tensor_parallel", "context_parallel", "pipeline_parallel")
 BELOW_1 = ("dropout", "beta1", "beta2")
 # Values that optimizer_in_backward requires.
-IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0, "cautious_decay": False, "ema": False}
+IN_BACKWARD = {"micro_batch_size": 0, "grad_clip": 0.0}
 
 
 # -- names and types

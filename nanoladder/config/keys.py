@@ -79,14 +79,12 @@ class Config:
     key_offset: bool = False  # at each position, use the key of the previous token
     activation: Literal["gelu", "relu2"] = "gelu"  # activation of the MLP; relu2: ReLU squared
     zero_init: bool = False  # initialize residual projections and an untied head to zero
-    norm: Literal["layer", "rms"] = "layer"  # LayerNorm, or RMSNorm
     # decay of the learning rate; trapezoid: constant, then linear
     schedule: Literal["cosine", "trapezoid"] = "cosine"
     tie_embeddings: bool = True  # the output head's weight is the token embedding's
     embedding_lr: float = 1.0  # token and value embeddings: multiple of learning_rate
     head_lr: float = 1.0  # untied head: multiple of learning_rate
     scalar_lr: float = 1.0  # learned mixing weights: multiple of learning_rate
-    logit_softcap: float = 0.0  # cap the logits at this value with a tanh; 0: no cap
     sampled_softmax: int = 0  # train on the logits of a batch's targets and of this many other tokens; 0: of all
     x0_skip: bool = False  # mix the token embedding into the input of each block
     value_embedding: bool = False  # add token embeddings to the values of every second block
@@ -94,8 +92,6 @@ class Config:
     smear: bool = False  # add a learned fraction of the previous token's embedding
     polar_express: bool = False  # Muon takes four iterations, with the coefficients of Polar Express
     split_qkv: bool = False  # Muon orthogonalizes queries, keys and values separately
-    cautious_decay: bool = False  # decay only weights that the update also shrinks
-    ema: bool = False  # evaluate an exponential moving average of the weights
 
     # -- logging and checkpoints (intervals in steps; 0: never)
     log_interval: int = 10  # steps between rows of metrics.jsonl
@@ -131,7 +127,10 @@ class Config:
         return self.has_rates or self.optimizer in ("sgd", "adafactor", "lion")
 
 
-INSTEAD = {  # {page: replacements of another project's names that are not keys here}
+# Keys of rungs that gained nothing and are gone: {key: the value that a model without the rung has}
+REMOVED = {"norm": "layer", "logit_softcap": 0.0, "cautious_decay": False, "ema": False}
+INSTEAD = {  # {page: replacements of names that are not keys here: of another project, or of REMOVED}
+    "docs/recipe.md": dict.fromkeys(REMOVED, "none: it gained nothing, and was removed after commit 4fb2a2d"),
     "docs/from-nanogpt.md": {
         "max_iters": "max_steps",
         "block_size": "context_length",

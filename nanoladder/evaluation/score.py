@@ -45,7 +45,7 @@ class LogProbs(nn.Module):
 
     def score_positions(self, hidden, ids):
         """Hidden states (N, C) and targets (N,) -> log-probabilities (N,), and True if the target is likeliest (N,)."""
-        logits = self.model.capped(self.model.head(hidden).float())  # (N, V)
+        logits = self.model.head(hidden).float()  # (N, V)
         log_probs = logits.gather(1, ids[:, None])[:, 0] - logits.logsumexp(1)
         return log_probs, logits.argmax(1) == ids
 

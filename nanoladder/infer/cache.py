@@ -120,7 +120,7 @@ class CachedGPT:
 
     def finite_logits(self, hidden):
         """Hidden vectors (n, C) -> logits (n, V). Raises BadInput if they are not finite."""
-        logits = self.gpt.capped(self.gpt.head(hidden))
+        logits = self.gpt.head(hidden)
         if not logits[:, : self.gpt.config.vocab_size].isfinite().all():
             dtype = str(logits.dtype).removeprefix("torch.")
             raise BadInput(f"the logits are not finite in {dtype}; expected --dtype=float32, or other weights")
@@ -134,4 +134,4 @@ class CachedGPT:
         """Token ids and their positions (n_rows, 1) -> logits (n_rows, V)."""
         self.rows, self.positions = torch.arange(self.n_rows, device=self.device)[:, None], positions
         self.visible = torch.arange(self.n_tokens, device=self.device) <= positions[:, None, :, None]  # (B, 1, 1, S)
-        return self.gpt.capped(self.gpt.head(self.gpt.hidden(tokens)[:, -1]))
+        return self.gpt.head(self.gpt.hidden(tokens)[:, -1])

@@ -108,8 +108,6 @@ def configure(config: Config, device: torch.device) -> None:
         leave_compiler_unloaded()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # RMSNorm's warning that its input is in half precision and its weight, as under autocast, is not
-    warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     if config.attention in ("flash", "cudnn"):
         for name, enable in ATTENTION_KERNELS.items():
             enable(name == config.attention)

@@ -29,7 +29,7 @@ def state_shapes(config: Config, name: str, shape: tuple[int, ...]) -> dict[str,
         states = {"step": (), "basis": (m, r), "mean": (r, n), "square": (r, n)}
     else:
         states = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}  # AdamW
-    return states | ({"average": shape} if config.ema else {})
+    return states
 
 
 def count_state_bytes(config: Config, name: str, shape: tuple[int, ...]) -> float:

@@ -116,7 +116,7 @@ def loss(part, tokens, targets):
     rows, flat = weight.to_local(), targets.flatten()  # (V / processes, C), (BT,)
     n_chunks = max(1, count_chunks(config.loss_chunks, len(flat), *rows.shape))
     group = tensor.get_group().group_name
-    return head_loss(hidden, rows, flat, config.vocab_size, n_chunks, IGNORE, first_row, group, config.logit_softcap)
+    return head_loss(hidden, rows, flat, config.vocab_size, n_chunks, IGNORE, first_row, group)
 
 
 # -- the fused qkv: cut by heads, its rows have to be reordered, in weights and in the optimizer's state

@@ -158,5 +158,5 @@ def float8(config, device):
     if device.type == "cpu":
         return "blocks (emulated here, and slow)"
     in_bfloat16 = machine.choose_dtype(config.dtype, device) == torch.bfloat16
-    by_exponentials = in_bfloat16 and loss_chunks(config) and not config.logit_softcap and not triton_obstacle()
+    by_exponentials = in_bfloat16 and loss_chunks(config) and not triton_obstacle()
     return "blocks and logits" if by_exponentials else "blocks"

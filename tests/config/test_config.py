@@ -178,7 +178,6 @@ IMPOSSIBLE = [
     ({"n_embd": 100, "n_head": 3}, ["n_embd=100", "n_head=3", "multiple of n_head"]),
     ({"batch_size": 12, "micro_batch_size": 5}, ["batch_size=12", "micro_batch_size=5", "a divisor of batch_size"]),
     ({"head_lr": 2.0}, ["head_lr=2.0", "--embedding_lr"]),
-    ({"optimizer_in_backward": True, "grad_clip": 0.0, "ema": True}, ["ema=True", "--ema=False"]),
     ({"position": "rotary", "n_embd": 36, "n_head": 4}, ["position=rotary", "n_embd=36", "to be even"]),
     ({"min_lr": 1.0, "learning_rate": 0.1}, ["min_lr=1.0", "learning_rate=0.1", "a tenth"]),
     ({"activation_checkpointing": "every:0"}, ["activation_checkpointing=every:0", "every:1"]),

@@ -163,7 +163,6 @@ def test_a_model_from_a_checkpoint_computes_without_float8():
         (CPU, {}, "blocks (emulated here, and slow)"),
         (CUDA, {}, "blocks and logits"),
         (CUDA, {"loss_chunks": 0}, "blocks"),
-        (CUDA, {"logit_softcap": 15.0}, "blocks"),
         (CUDA, {"dtype": "float16"}, "blocks"),
     ],
     ids=str,

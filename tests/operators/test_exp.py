@@ -39,8 +39,8 @@ def interpreted():
         hidden, weight, targets = inputs(n_tokens, n_vocab, padding, width)
         expected = exact(hidden, weight, targets, n_vocab)
         hidden, weight = hidden.detach(), weight.detach()
-        ours = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, True)
-        evaluated = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, False)
+        ours = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", True)
+        evaluated = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", False)
         for found, correct in zip((*ours, evaluated[0]), (*expected, expected[0]), strict=True):
             assert error(found, correct) < 2e-6
         shards = divided(hidden, weight, targets, n_vocab, n_chunks)
@@ -63,8 +63,8 @@ def check_float8():
         (gradient,) = torch.autograd.grad(expected, logits)
         d_weight = F.pad(gradient.T @ hidden.double(), (0, 0, 0, padding))
         expected = expected.detach(), gradient @ weight[:n_vocab].double(), d_weight
-        ours = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, True, float8=True)
-        evaluated = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, False, float8=True)
+        ours = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", True, float8=True)
+        evaluated = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", False, float8=True)
         for found, correct in zip((*ours, evaluated[0]), (*expected, expected[0]), strict=True):
             assert error(found, correct) < 2e-6
         assert error(ours[0], exact(hidden, weight, targets, n_vocab)[0]) > 1e-5  # of numbers that are not rounded
@@ -87,7 +87,7 @@ def divided(hidden, weight, targets, n_vocab, n_chunks):
 
         loss.all_gather = all_gather
         first = own * len(halves[0])
-        found[own] = loss.compute(hidden, halves[own], targets, n_vocab, n_chunks, IGNORE, first, "shards", 0.0, True)
+        found[own] = loss.compute(hidden, halves[own], targets, n_vocab, n_chunks, IGNORE, first, "shards", True)
     loss.all_gather = whole
     return found
 
@@ -99,7 +99,7 @@ def check_large_losses():
     hidden = torch.zeros(5, 32)
     hidden[:, :2] = torch.tensor([[20.0, 0], [115, 0], [300, 0], [-300, 0], [300, 200]])
     targets = torch.zeros(5, dtype=torch.long)
-    of = [loss.compute(hidden[i : i + 1], weight, targets[:1], 64, 1, IGNORE, 0, "", 0.0, True) for i in range(5)]
+    of = [loss.compute(hidden[i : i + 1], weight, targets[:1], 64, 1, IGNORE, 0, "", True) for i in range(5)]
     assert abs(float(of[0][0]) - 20) < 1e-4 and abs(float(of[1][0]) - 115) < 1e-4
     assert 116 < float(of[2][0]) < 117 and abs(float(of[3][0]) - 4.143134726) < 1e-5  # of 63 tokens
     assert abs(float(of[4][0] - of[2][0]) - math.log(2)) < 1e-4
@@ -115,11 +115,11 @@ def check_not_numbers():
     for tensor, row in (hidden, (targets != IGNORE).nonzero()[0]), (weight, 5):
         number, tensor[row, 3] = tensor[row, 3].clone(), math.nan
         for needs_grad, float8 in itertools.product((True, False), (False, True)):
-            found = loss.compute(hidden, weight, targets, 72, 2, IGNORE, 0, "", 0.0, needs_grad, float8)
+            found = loss.compute(hidden, weight, targets, 72, 2, IGNORE, 0, "", needs_grad, float8)
             assert all(part.isnan().any() for part in found[: 3 if needs_grad else 1])
         tensor[row, 3] = number
     hidden[targets == IGNORE] = weight[72:] = math.nan  # neither counts
-    assert loss.compute(hidden, weight, targets, 72, 2, IGNORE, 0, "", 0.0, False)[0].isfinite()
+    assert loss.compute(hidden, weight, targets, 72, 2, IGNORE, 0, "", False)[0].isfinite()
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_on_a_gpu_loss_and_gradients_are_as_exact_as_bfloat16(shape, float8):
     expected = exact(hidden, weight, targets, n_vocab)
     hidden, weight, targets = hidden.detach().bfloat16().cuda(), weight.detach().cuda(), targets.cuda()
     assert loss.takes_exponentials(hidden, weight)
-    ours = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, True, float8)
-    evaluated = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", 0.0, False, float8)
+    ours = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", True, float8)
+    evaluated = loss.compute(hidden, weight, targets, n_vocab, n_chunks, IGNORE, 0, "", False, float8)
     assert error(ours[0].cpu(), expected[0]) < (1e-2 if float8 else 1e-5) and torch.equal(ours[0], evaluated[0])
     for found, correct in zip(ours[1:], expected[1:], strict=True):
         assert error(found.cpu(), correct) < (2**-3 if float8 else 2**-7)

@@ -1,6 +1,5 @@
 """Softmax over rows of logits: PyTorch's operations against float64, and the Triton kernel in Triton's interpreter."""
 
-import itertools
 import math
 from importlib.util import find_spec
 
@@ -24,32 +23,30 @@ def rows(n_columns, n_real, dtype, seed, device="cpu"):
     return logits.to(device, dtype), columns.to(device)
 
 
-def exact(logits, columns, n_real, cap, log_sum=None):
+def exact(logits, columns, n_real, log_sum=None):
     """Log-sum-exp, the logits at the columns and the gradient, by the formula, in float64."""
     x = logits[:, :n_real].double()
-    tanh = (x / cap).tanh() if cap else torch.zeros_like(x)
-    x = cap * tanh if cap else x
     log_sum = x.logsumexp(1) if log_sum is None else log_sum.double()
     here = (columns >= 0)[:, None]
     at = columns.clamp(min=0)[:, None]
     gradient = (x - log_sum[:, None]).exp() - torch.zeros_like(x).scatter(1, at, 1.0) * here
     gradient[columns == softmax.IGNORED] = 0
-    return log_sum, torch.where(here, x.gather(1, at), 0.0)[:, 0], gradient * (1 - tanh.square())
+    return log_sum, torch.where(here, x.gather(1, at), 0.0)[:, 0], gradient
 
 
 def check(softmax_, n_columns, n_real, dtype, seed, device="cpu", rounding=ROUNDING):
-    """Asserts that softmax_ agrees with the formula, with and without cap, given log-sum-exp and overwriting."""
-    for cap, find in itertools.product((0.0, 5.0), (True, False)):
+    """Asserts that softmax_ agrees with the formula, given log-sum-exp or not, and overwriting."""
+    for find in (True, False):
         logits, columns = rows(n_columns, n_real, dtype, seed, device)
-        log_sum, picked, gradient = exact(logits, columns, n_real, cap)
+        log_sum, picked, gradient = exact(logits, columns, n_real)
         if not find:
             given = (log_sum + 0.5).float()  # of more columns than are here: no probability exceeds 1
-            log_sum, picked, gradient = exact(logits, columns, n_real, cap, given)
+            log_sum, picked, gradient = exact(logits, columns, n_real, given)
         for overwrite in (False, True):
             untouched = logits.clone()
             found = torch.full_like(log_sum, math.nan, dtype=torch.float32) if find else given.clone()
             at_target = torch.full_like(found, math.nan)
-            softmax_(logits, columns, found, at_target, n_real, cap, find=find, overwrite=overwrite)
+            softmax_(logits, columns, found, at_target, n_real, find=find, overwrite=overwrite)
             torch.testing.assert_close(found.double(), log_sum, rtol=EXACT, atol=EXACT)
             if find:
                 torch.testing.assert_close(at_target.double(), picked, rtol=EXACT, atol=EXACT)
@@ -70,34 +67,32 @@ def test_the_operations_equal_the_formula(dtype, block, monkeypatch):
         check(softmax.softmax_, *shape, dtype, seed=shape[0])
 
 
-def check_shard_of_padding(softmax_, cap):
+def check_shard_of_padding(softmax_):
     """Asserts that a shard without real columns contributes nothing, whatever its logits."""
     logits, columns = torch.ones(2, 8), torch.tensor([softmax.ELSEWHERE, softmax.IGNORED])
     log_sum, picked = torch.full((2, 2), math.nan)
-    softmax_(logits, columns, log_sum, picked, 0, cap, overwrite=False)
+    softmax_(logits, columns, log_sum, picked, 0, overwrite=False)
     assert log_sum.tolist() == [-math.inf] * 2 and picked.tolist() == [0, 0]
-    softmax_(logits, columns, torch.ones(2), picked, 0, cap, find=False)
+    softmax_(logits, columns, torch.ones(2), picked, 0, find=False)
     assert torch.all(logits == 0)
 
 
-def check_not_numbers(softmax_, cap):
+def check_not_numbers(softmax_):
     """Asserts that a NaN among a row's real logits, and no other, makes its log-sum-exp and its gradient NaN."""
     logits, columns = torch.zeros(3, 8), torch.zeros(3, dtype=torch.long)
     logits[0, 4] = logits[1, 7] = math.nan  # the latter is padding
     log_sum, picked = torch.zeros(2, 3)
-    softmax_(logits, columns, log_sum, picked, 7, cap)
+    softmax_(logits, columns, log_sum, picked, 7)
     assert log_sum.isnan().tolist() == [True, False, False]
     assert logits[:, :7].isnan().all(1).tolist() == [True, False, False]
 
 
-@pytest.mark.parametrize("cap", [0.0, 15.0])
-def test_not_a_number_stays_so(cap):
-    check_not_numbers(softmax.softmax_, cap)
+def test_not_a_number_stays_so():
+    check_not_numbers(softmax.softmax_)
 
 
-@pytest.mark.parametrize("cap", [0.0, 15.0])
-def test_a_shard_without_columns_adds_nothing(cap):
-    check_shard_of_padding(softmax.softmax_, cap)
+def test_a_shard_without_columns_adds_nothing():
+    check_shard_of_padding(softmax.softmax_)
 
 
 def test_targets_become_columns_of_a_shard():
@@ -127,9 +122,8 @@ if __name__ == "__main__":  # in the interpreter, which Triton checks for when i
     from operators import softmax_triton
 
     truncated = ROUNDING | {torch.bfloat16: 2**-7}  # the interpreter does not round
-    for cap in (0.0, 15.0):
-        check_shard_of_padding(softmax_triton.softmax_, cap)
-        check_not_numbers(softmax_triton.softmax_, cap)
+    check_shard_of_padding(softmax_triton.softmax_)
+    check_not_numbers(softmax_triton.softmax_)
     for dtype in DTYPES:
         shapes = SHAPES if dtype == torch.float32 else SHAPES[1:3]  # in half precision each is within one block
         for n_columns, n_real in shapes:

@@ -75,8 +75,8 @@ TWO = {
     "pipeline interleaved": {**INTERLEAVED, **PARTS, "n_layer": 5, "activation_checkpointing": "sqrt", **AT_THE_END},
     "pipeline odd": {**PIPELINE, "n_layer": 3, "batch_size": 6, "micro_batch_size": 2, "pad_vocab_to": 48},
     "pipeline bfloat16": {**PIPELINE, **PARTS, "dtype": "bfloat16"},
-    "bfloat16 stream, full": {**HALF, "shard": "full", "norm": "rms"},
-    "bfloat16 stream, tensor": {**HALF, **TENSOR, "norm": "rms", "loss_chunks": 2},
+    "bfloat16 stream, full": {**HALF, "shard": "full"},
+    "bfloat16 stream, tensor": {**HALF, **TENSOR, "loss_chunks": 2},
     "bfloat16 stream, context": {**HALF, **CONTEXT, "activation_checkpointing": "every:1"},
     "bfloat16 stream, pipeline": {**HALF, **INTERLEAVED, **PARTS, "n_layer": 4, "eval_interval": 2},
     "pipeline compiled": {**PIPELINE, **PARTS, "compile": True, "attention": "sdpa"},
@@ -332,14 +332,14 @@ def test_every_layout_resumes_the_checkpoint_of_another_like_one_process(dense, 
 
 
 def test_evaluations_samples_and_saves_in_the_middle_change_no_loss(dense, documents, folder, subtests):
-    """One run saves, samples and evaluates, the other evaluates averaged weights; both after different steps."""
+    """One run saves, samples and evaluates, the other evaluates alone; both after different steps."""
     layouts = {"ddp": {}} | {shard: {"shard": shard} for shard in ("optimizer", "full", "hybrid")}
     layouts |= {f"data {name}": ALONG[name] for name in ("tensor", "context", "pipeline")}
     layouts |= {"interleaved": {**INTERLEAVED, "shard": "optimizer", "n_layer": 4}}
     saved = {"save_interval": 2, "sample_interval": 2, "eval_interval": 3}
-    averaged = {"save_interval": 0, "eval_interval": 2, "ema": True}
+    evaluated = {"save_interval": 0, "eval_interval": 2}
     runs = {}
-    for keys, middle in itertools.product(layouts.values(), (saved, averaged)):
+    for keys, middle in itertools.product(layouts.values(), (saved, evaluated)):
         keys = {"batch_size": 8, "max_steps": 4, "eval_windows": 8, **keys, **middle}
         number = str(len(runs))
         runs[number] = configuration(dense, documents, folder / "middle" / number, **keys)

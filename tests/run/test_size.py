@@ -16,7 +16,7 @@ from nanoladder.config import TYPES
 from nanoladder.parallel.mesh import Mesh
 from nanoladder.run import size
 
-SHAPES = [key for key in RECIPE if key not in ("optimizer", "embedding_lr", "scalar_lr", "cautious_decay", "ema")]
+SHAPES = [key for key in RECIPE if key not in ("optimizer", "embedding_lr", "scalar_lr")]
 KEYS = [{}, {"bias": True}, {"n_layer": 3, "value_embedding": True}, RECIPE, RECIPE | {"bias": True, "n_layer": 1}]
 KEYS += [{"pad_vocab_to": 64}, {"pad_vocab_to": 64, "tie_embeddings": False}]
 KEYS += [{key: RECIPE[key]} for key in SHAPES if key not in ("head_lr", "split_qkv", "polar_express")]
@@ -32,7 +32,7 @@ def test_the_weights_listed_are_those_of_the_model(keys):
     assert count_block(config) == sum(p.numel() for p in model.blocks[0].parameters())
 
 
-@pytest.mark.parametrize("keys", [{"optimizer_in_backward": True, "grad_clip": 0.0}, {"ema": True}, {}])
+@pytest.mark.parametrize("keys", [{"optimizer_in_backward": True, "grad_clip": 0.0}, {}])
 @pytest.mark.parametrize("name", with_torchao(get_args(TYPES["optimizer"])))
 def test_the_state_has_the_bytes_that_are_known_before_it_is_built(name, keys):
     config = tiny(n_embd=128, vocab_size=250, context_length=32, pad_vocab_to=64, optimizer=name, **keys)

@@ -139,7 +139,7 @@ def test_unsupported_calls_are_refused(tmp_path):
 
 def test_the_code_is_specialized_to_the_model():
     """It has no branch on our config keys, and no name of this project."""
-    for keys in ({"norm": "rms"}, ALL):
+    for keys in ({}, ALL):
         tree = ast.parse(modeling(tiny(vocab_size=40, **keys)))
         attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
         read = {node.attr for node in attributes if ast.unparse(node.value).endswith("config")}
@@ -187,6 +187,7 @@ def test_a_folder_works_where_this_project_is_not_installed(dense, tmp_path, run
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     expected = checkpoint.load_gpt(Path(config.out_dir, "last.safetensors")).eval().logits(torch.tensor(ids))
+    expected = expected[..., : checkpoint.load_gpt(Path(config.out_dir, "last.safetensors")).config.vocab_size]
     for logits in load_file(tmp_path / "logits.safetensors").values():
         close(logits, expected.detach())
     source = [f"--out_dir={config.out_dir}", "--checkpoint=last", "--device=cpu", "--dtype=float32"]

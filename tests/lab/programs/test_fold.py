@@ -136,7 +136,6 @@ MADE = {
     "optim.check_finite": lambda: inspect.signature(optim.check_finite).parameters["scaler"].default is None,
     "Run": lambda: not inspect.signature(Run).parameters["scaler"].default.is_enabled(),
     "positions": lambda: context.positions(tiny()) is None,
-    "self.capped": lambda: GPT(tiny(vocab_size=9)).capped(model) is model,
     "parallel.local": lambda: parallel.local(X) is X,
     "parallel.in_all_holders": lambda: parallel.in_all_holders(3) == 3,
     "parallel.map_matrices": lambda: torch.equal(

@@ -38,7 +38,7 @@ MEASURED = {
 def test_the_page_is_small_and_has_every_stage_with_every_line_of_its_program(built):
     text = built.read_text(encoding="utf-8")
     assert len(text.encode()) < 1_500_000
-    assert "005_one_block: 1.7262 (1.7985) bits per byte" in text and "Trigrams, counted, no network: 1.6902" in text
+    assert "005_one_block: 1.7262 (1.7985) bits per byte" in text and "No network, counted trigrams: 1.6902" in text
     assert re.findall(r"<article id=(\w+) class=stage ", text) == BOTH
     lines = re.search(r"<template id=lines>(.*?)</template>", text, re.DOTALL)[1].split("\n")
     ladder = json.loads(re.search(r"<script type=application/json id=ladder>(.*?)</script>", text)[1])
@@ -244,7 +244,7 @@ def test_every_rung_has_a_card_in_words():
         shown = words(rung_cards.section(describe(rung)))
         assert f"No run has measured {rung} yet." == shown or re.search(r"On code, [\d.]+ million parameters: ", shown)
         assert not re.search(r"amd-epyc|another scale|fresh lr|kept yes", shown), rung
-    assert {"muon", "ema"} <= set(re.findall(r'href="#(\w+)"', rung_cards.section(describe("base"))))
+    assert {"muon", "untied"} <= set(re.findall(r'href="#(\w+)"', rung_cards.section(describe("base"))))
     unmeasured = dataclasses.replace(describe("muon"), figures={})
     assert words(rung_cards.section(unmeasured)) == "No run has measured muon yet."
 
