@@ -4,7 +4,7 @@ Stands on: smear
 
 What: `F.relu(x).square()` instead of GELU.
 Why: found by a search over programs; most of its outputs are zero.
-Cost: none; cheaper than GELU.
+Cost: none; cheaper than GELU. It gains in longer runs alone: docs/recipe.md, "Further on".
 Try: `python -c "import torch; x = torch.randn(10**6).relu().square(); print((x == 0).float().mean())"`: half of its
 outputs are zero, where GELU has none.
 Source:
