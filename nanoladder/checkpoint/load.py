@@ -21,7 +21,7 @@ from nanoladder.checkpoint.folder import BEST, LAST, best_or_last, list_checkpoi
 from nanoladder.checkpoint.format import Damaged, reading
 from nanoladder.checkpoint.shape import SHAPE, config_of
 from nanoladder.checkpoint.state import check_generators, load_optimizer, set_generator_states
-from nanoladder.config import DEFAULTS, REMOVED, Config, check_names
+from nanoladder.config import DEFAULTS, Config, of_earlier
 from nanoladder.data.datasets import Dataset
 from nanoladder.errors import BadInput
 from nanoladder.tokenizer.encoding import DESCRIPTION, RANKS, identify
@@ -64,9 +64,8 @@ def load(path: Path | str, verify: bool = False) -> dict:
         raise Damaged(f"no checkpoint at {path}; expected a file such as out/x/{LAST}, nanoGPT's ckpt.pt, or hf:gpt2")
     with reading(path):
         state, found = slices.read(path)
-        config = state["config"]
-    state["config"] = {key: value for key, value in config.items() if key not in REMOVED or value != REMOVED[key]}
-    check_names(state["config"].keys(), path)
+        config = {**state["config"]}
+    state["config"] = of_earlier(config, path)
     with reading(path):
         check_contents(state)
     if verify and found:

@@ -12,7 +12,7 @@ Not here: the presets and stages themselves (config/), keys that a run inherits 
 checks that need a dataset, a device or a checkpoint.
 """
 
-from nanoladder.config.check import check, check_names, gathers_keys, typed
-from nanoladder.config.keys import DEFAULTS, HEADINGS, REMOVED, TYPES, Config, differences
+from nanoladder.config.check import check, gathers_keys, of_earlier, typed
+from nanoladder.config.keys import DEFAULTS, HEADINGS, TYPES, Config, differences
 from nanoladder.config.load import COMMANDS, USAGE, apply, help_text, parse_arguments, read_file
 from nanoladder.config.stages import STAGES_DIR, ladder_files, stage_files, stage_names, stage_path

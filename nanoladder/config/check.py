@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from nanoladder import files
-from nanoladder.config.keys import DEFAULTS, INSTEAD, OPTIONS, PATHS, TYPES, WORDS, Config
+from nanoladder.config.keys import DEFAULTS, INSTEAD, OPTIONS, PATHS, REMOVED, TYPES, WORDS, Config
 from nanoladder.errors import BadInput, nearest
 
 # Ranges of numbers; all others are at least 0.
@@ -43,6 +43,16 @@ def check_names(keys: Iterable[str], where: Path | str, options: Iterable[str] =
     if wrong:
         descriptions = [repr(key) + (f" ({lines[key]})" if lines[key] else "") + advice(key, options) for key in wrong]
         raise BadInput(f"{where}: unknown keys {'; '.join(descriptions)}; {pages}")
+
+
+def of_earlier(saved: dict[str, Any], where: Path | str) -> dict[str, Any]:
+    """Returns a run's saved {key: value} without keys that are gone, and were at the value that is left.
+
+    Raises BadInput, as check_names() does, for other keys that do not exist.
+    """
+    keys = {key: value for key, value in saved.items() if key not in REMOVED or value != REMOVED[key]}
+    check_names(keys.keys(), where)
+    return keys
 
 
 def advice(key, options=()):

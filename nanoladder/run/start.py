@@ -20,9 +20,9 @@ from nanoladder.config import (
     Config,
     apply,
     check,
-    check_names,
     help_text,
     ladder_files,
+    of_earlier,
     parse_arguments,
     typed,
 )
@@ -81,8 +81,7 @@ def read_config(path):
         return {}
     advice = "expected a JSON object of keys: repair it, or remove it and name the run's config files"
     with reading(f"{path} is not the config of a run", advice):
-        values = {**json.loads(files.read(path))}
-        check_names(values.keys(), path)
+        values = of_earlier({**json.loads(files.read(path))}, path)
         return {key: typed(key, value, path) for key, value in values.items()}
 
 

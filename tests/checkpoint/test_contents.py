@@ -13,7 +13,7 @@ from processes import python
 import train
 from nanoladder import checkpoint, files
 from nanoladder.checkpoint.format import DTYPES, flatten, write_checkpoint
-from nanoladder.config import REMOVED
+from nanoladder.config.keys import REMOVED
 
 WIDE = {"n_embd": 64, "n_layer": 1}  # matrices of at least 4096 elements, as 8 bits need
 RUNS = {  # of each kind of optimizer state

@@ -24,6 +24,7 @@ import sample
 import train
 from lab import replay
 from nanoladder import checkpoint, machine
+from nanoladder.config.keys import REMOVED
 from nanoladder.machine import device
 from nanoladder.run import Run, load_config, start
 from nanoladder.tokenizer.encoding import build_tokenizer, encode, load_tokenizer
@@ -295,6 +296,18 @@ def test_a_run_with_an_unknown_key_is_refused_in_one_line(half, tmp_path, refuse
     begins = f"--out_dir={tmp_path}/new", f"--init_from={path}", f"--dataset={half.dataset}"
     assert refused(train.main, *begins) == f"error: {path}: {said}"
     assert f"{path}: {said}" in refused(sample.main, f"--out_dir={half.out_dir}", "--checkpoint=last")
+
+
+def test_a_run_of_an_earlier_version_is_resumed_sampled_and_evaluated(half, run_main):
+    """Its config.json and its checkpoints have keys of rungs that are gone, all off."""
+    file, words = Path(half.out_dir, "config.json"), (f"--out_dir={half.out_dir}", "--device=cpu")
+    file.write_text(json.dumps(json.loads(file.read_text()) | REMOVED))
+    for path in Path(half.out_dir).glob("*.safetensors"):
+        state = saved(half, path.stem)
+        write_state(path, {**state, "config": state["config"] | REMOVED})
+    assert run_main(sample.main, *words, "--checkpoint=last", "--max_new_tokens=1").code == 0
+    assert run_main(train.main, *words, "--init_from=resume").code == 0
+    assert not REMOVED.keys() & json.loads(file.read_text()).keys()
 
 
 def test_without_its_config_a_run_continues_by_config_files(half, tmp_path, run_main):
