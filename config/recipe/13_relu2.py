@@ -3,8 +3,9 @@
 Stands on: smear
 
 What: `F.relu(x).square()` instead of GELU.
-Why: found by a search over programs; most of its outputs are zero.
-Cost: none; cheaper than GELU. It gains in longer runs alone: docs/recipe.md, "Further on".
+Why: found by a search over programs; most of its outputs are zero. It gains only in longer runs (docs/recipe.md,
+"Further on").
+Cost: none; cheaper than GELU.
 Try: `python -c "import torch; x = torch.randn(10**6).relu().square(); print((x == 0).float().mean())"`: half of its
 outputs are zero, where GELU has none.
 Source:

@@ -60,8 +60,8 @@ def build(config, device, checkout, dtype):
 
 def build_optimizer(model, checkout, **settings):
     """Builds its optimizer, with base_train.py's default rates."""
-    rates = {name: getattr(arguments(checkout), name) for name in RATES}
-    return model.setup_optimizer(**rates, **settings)
+    defaults = vars(arguments(checkout))
+    return model.setup_optimizer(**{name: defaults[name] for name in RATES}, **settings)
 
 
 def arguments(checkout):

@@ -69,7 +69,6 @@ def definitions(task, file, changes):
     tree = parse(task, file, changes)
     module = types.ModuleType(Path(file).stem + "_of_a_peer")
     sys.modules[module.__name__] = module  # where dataclasses look up types
-    module.__dict__.update(torch=torch, nn=nn, F=F)
     execute([node for node in tree.body if is_definition(node)], module.__dict__)
     return module.__dict__
 
