@@ -162,8 +162,8 @@ def run(checkout: Path, words: list, config: Config, seed: int) -> dict:
 
 
 def validation_loss(path, config):
-    """The loss of a checkpoint on the config's validation split, in windows of the model's own context."""
+    """The loss of a checkpoint on the config's validation split, in windows of the model's own context, in float32."""
     model = checkpoint.load_gpt(path)
     windows = {"dataset": config.dataset, "eval_windows": config.eval_windows, "batch_size": config.batch_size}
-    config = dataclasses.replace(model.config, **windows)
+    config = dataclasses.replace(model.config, **windows, dtype="float32")
     return evaluate(model, open_dataset(config).val, config, torch.device("cpu"))
