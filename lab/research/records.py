@@ -160,6 +160,16 @@ def before(entry):
     return earlier[-1]
 
 
+def as_record(entry):
+    """The results of other entries' checks in which an entry was the record, as its own, without a verdict."""
+    for check in entry.race.entries:
+        for results in check.current():
+            naive, record, _ = ends(results)
+            if naive != record == entry.name:
+                faced = {name: results["entries"][name] for name in (naive, record)}
+                yield results | {"entries": faced, "record_of": check.name}
+
+
 def has_failed(entry):
     """True if a check on any machine said that an entry does not hold."""
     return any(verdict(results)[1] is False for results in entry.current())
@@ -196,6 +206,8 @@ def verdict(results):
     It holds if it is faster than the record before it, and below the target: a counted loss, or MARGIN above the naive
     loop's. Both on SEEDS seeds, each with a probability below P that chance alone does as well.
     """
+    if check := results.get("record_of"):
+        return f"the record in {check}'s check", None
     runs, (naive, record, name) = results["runs"], ends(results)
     speedups = stats.paired(runs, record, name, "seconds", stats.log_ratio)
     if results["target"] == NAIVES:
@@ -235,10 +247,14 @@ def log_speedups(results: dict) -> list[float]:
 
 
 def measured(race: Race) -> dict:
-    """{machine in words: {Entry: results}} of all entries of a race that have run against the naive loop."""
+    """{machine in words: {Entry: results}} of all entries of a race that have run against the naive loop.
+
+    An entry that was not checked has the results of the next one's check, whose record it was.
+    """
     machines = {}
     for entry in race.entries:
-        for results in filter(log_speedups, entry.current()):  # without those of an interrupted check's first seed
+        # Without those of an interrupted check's first seed
+        for results in filter(log_speedups, entry.current() or as_record(entry)):
             machines.setdefault(machine_in_words(results["machine"]), {})[entry] = results
     return machines
 

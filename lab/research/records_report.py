@@ -33,7 +33,7 @@ def figures(entry: Entry, results: dict) -> dict[str, str]:
     runs, (naive, _, name), logs = results["runs"], ends(results), log_speedups(results)
     text, _ = verdict(results)
     seconds = stats.by_seed(runs, name, "seconds")
-    if len(logs) >= SEEDS and set(seconds) != set(entry.seeds(len(seconds))):
+    if len(logs) >= SEEDS and "record_of" not in results and set(seconds) != set(entry.seeds(len(seconds))):
         text += ", on its author's seeds"
     minutes = {key: statistics.median(stats.by_seed(runs, key, "seconds").values()) / 60 for key in (name, naive)}
     loss = {key: statistics.fmean(stats.by_seed(runs, key, "bpb").values()) for key in (name, naive)}

@@ -165,8 +165,20 @@ def test_the_picture_joins_only_entries_that_hold(at_home, drawn):
         (axis,) = drawn[-1].axes
         (line,) = [line for line in axis.lines if line.get_label().startswith("a CPU")]
         assert [*line.get_xdata()] == joined and note in [text.get_text() for text in axis.texts]
-        low, high = next(line.get_ydata() for line in axis.lines if line.get_marker() == "_")
-        assert low < 2.5 < high
+        intervals = {line.get_xdata()[0]: line.get_ydata() for line in axis.lines if line.get_marker() == "_"}
+        assert intervals[2][0] < 2.0 < intervals[2][1] and intervals[3][0] < 2.5 < intervals[3][1]
+
+
+def test_an_entry_that_was_not_checked_has_the_row_of_the_record_that_it_was(at_home):
+    folder = write_entry(at_home / "records" / "race" / "003_new", activation="relu2")
+    write_results(records.read_entry(folder))
+    rows = {line.split()[1]: line for line in records_report.table(race()).splitlines() if line.startswith("| 00")}
+    assert [*rows] == ["002_known", "003_new"]
+    assert "2.00×" in rows["002_known"] and "the record in 003_new's check" in rows["002_known"]
+    own = records.read_entry(folder.parent / "002_known")
+    write_results(own, **{"003_new": "0" * 64})  # not of these files
+    assert "the record in 003_new's check" in records_report.table(race())
+    (own.folder / "machine.jsonl").unlink()
 
 
 def test_results_of_other_files_have_no_row_and_are_named(at_home):
