@@ -1,0 +1,17 @@
+"""GPT-2's recipe, its learning rate tuned, in the first ladder's loop."""
+
+dataset = "python_packages"
+n_layer = 2
+n_head = 2
+n_embd = 128
+context_length = 256
+batch_size = 8
+max_steps = 6400
+warmup_steps = 200
+learning_rate = 1e-2  # the best of 2.5e-3, 5e-3, 1e-2 and 2e-2
+min_lr = 1e-3
+beta2 = 0.99
+num_workers = 0  # cutting a batch takes less time than receiving it from a worker
+eval_interval = 6400  # at the end alone
+eval_windows = 256
+save_interval = 0
