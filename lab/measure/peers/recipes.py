@@ -8,6 +8,7 @@ train when imported, its definitions are executed, its default arguments read.
 """
 
 import ast
+import contextlib
 import dataclasses
 import json
 import sys
@@ -27,18 +28,22 @@ from nanoladder import data, machine
 from nanoladder.config import Config
 from nanoladder.run import load_config
 from nanoladder.run.metrics import METRICS
-from train import evaluate
+from train import autocast, evaluate
 
 MODULES = "contextlib", "dataclasses", "math", "pathlib", "torch"  # that the definitions of a script may import
 IN_FLOAT32 = {"torch.bfloat16": "torch.float32", ".bfloat16()": ".float()"}
 
 
 class Recipe(NamedTuple):
-    """model: token ids and targets (B, T) -> summed loss () in nats. set_rates(step): before step 0, 1, ..."""
+    """model: token ids and targets (B, T) -> summed loss () in nats. set_rates(step): before step 0, 1, ...
+
+    context: in which a training loss is computed.
+    """
 
     model: nn.Module
     optimizers: list[torch.optim.Optimizer]
     set_rates: Callable[[int], None]
+    context: contextlib.AbstractContextManager = contextlib.nullcontext()
 
 
 class Task(NamedTuple):
@@ -126,7 +131,7 @@ def of_autoresearch(task):
     rates = {f"{name}_lr": names[f"{name.upper()}_LR"] for name in ("embedding", "unembedding", "matrix", "scalar")}
     optimizer = model.setup_optimizer(adam_betas=names["ADAM_BETAS"], weight_decay=names["WEIGHT_DECAY"], **rates)
     progress = scheduled(optimizer, names, lambda step: step / task.config.max_steps)
-    return Recipe(Summed(model, reduction="sum"), [optimizer], progress)
+    return Recipe(Summed(model, reduction="sum"), [optimizer], progress, autocast(task.config, task.device))
 
 
 def scheduled(optimizer, names, progress):
@@ -196,7 +201,8 @@ def main(peer, checkout, factor, *words):
 
 def take_step(recipe, step, batch):
     """Takes a step, as all three do. Returns the mean loss."""
-    loss = recipe.model(batch.inputs, batch.targets) / batch.n_tokens
+    with recipe.context:
+        loss = recipe.model(batch.inputs, batch.targets) / batch.n_tokens
     loss.backward()
     recipe.set_rates(step - 1)
     for optimizer in recipe.optimizers:
