@@ -115,10 +115,10 @@ def test_an_entry_that_is_faster_to_the_same_loss_holds_and_a_check_resumes(at_h
     entry = records.read_entry(folder)
     (results,) = entry.results().values()
     assert {run["seed"] for run in results["runs"]} == set(entry.seeds(5))
-    trigrams, new = (
-        line for line in records_report.table(race()).splitlines() if line.startswith(("| trigrams", "| 003_new"))
+    counting, new = (
+        line for line in records_report.table(race()).splitlines() if line.startswith(("| counting", "| 003_new"))
     )
-    assert "holds" in new and "author" not in new and "no network" in trigrams
+    assert "holds" in new and "author" not in new and "trigrams, no network" in counting
     records_report.draw(race(), at_home / "records.png")
     assert (at_home / "records.png").stat().st_size > 1e4
 
@@ -247,9 +247,7 @@ def test_a_counted_loss_is_a_target(loss, said, at_home, check, monkeypatch):
     write_entry(at_home / "records" / "race" / "003_new", activation="relu2")
     planted(monkeypatch, **{"003_new": loss})
     assert said in check().out
-    assert "| trigrams and copies " in records_report.table(race()) and "the loss to reach" in records_report.table(
-        race()
-    )
+    assert "| counting " in records_report.table(race()) and "copies, the loss to reach" in records_report.table(race())
     page.write_text(text)
 
 
