@@ -248,5 +248,5 @@ def draw(results, path):
     curves.set(xlabel=f"{time} since the command was typed", ylabel=f"training, on the way\n({loss})")
     for axis in (ends, curves):
         axis.grid(alpha=0.3)
-    ends.legend()
+    ends.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # beside the points
     files.write(path, lambda file: figure.savefig(file, dpi=120, format="png"))
