@@ -91,6 +91,9 @@ def test_the_records_pages_are_up_to_date_and_the_laptop_s_config_is_a_record():
     """If the pages differ, run python ladder.py docs."""
     for race in records.races():
         assert (race.folder / "README.md").read_text(encoding="utf-8") == records_report.page(race)
+        naive, loop, *_ = ([*map(str, entry.configs)] for entry in race.entries)
+        of_loop = differences(load_config([*loop, "--stage=naive"]))
+        assert differences(load_config(naive)) == {key: value for key, value in of_loop.items() if key != "ddp"}
     assert records_report.TRIED.read_text(encoding="utf-8") == records_report.tried()
     race = records.read_race(records.RECORDS / "naive_loss")
     entries = {each.name: differences(load_config([*map(str, each.configs)])) for each in race.entries}
