@@ -13,7 +13,6 @@ from lab.measure.runs import read as read_runs
 from lab.research.records import (
     NAIVES,
     RECORDS,
-    SEEDS,
     Entry,
     Race,
     ends,
@@ -31,9 +30,9 @@ RESULTS, TRIED = ROOT / "results", RECORDS / "tried.md"
 def figures(entry: Entry, results: dict) -> dict[str, str]:
     """The texts of an entry's row on one machine."""
     runs, (naive, _, name), logs = results["runs"], ends(results), log_speedups(results)
-    text, _ = verdict(results)
+    text, holds = verdict(results)
     seconds = stats.by_seed(runs, name, "seconds")
-    if len(logs) >= SEEDS and "record_of" not in results and set(seconds) != set(entry.seeds(len(seconds))):
+    if holds is not None and set(seconds) != set(entry.seeds(len(seconds))):
         text += ", on its author's seeds"
     minutes = {key: statistics.median(stats.by_seed(runs, key, "seconds").values()) / 60 for key in (name, naive)}
     loss = {key: statistics.fmean(stats.by_seed(runs, key, "bpb").values()) for key in (name, naive)}
