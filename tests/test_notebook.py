@@ -8,7 +8,8 @@ from conftest import ROOT
 
 nbformat = pytest.importorskip("nbformat")
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
-NOT_COPIED = (".git", ".venv*", "out", "results", "tests", "*.bin", "meta.json", "__pycache__")
+NOT_COPIED = (".git", ".venv*", "out", "results", "tests", "__pycache__")
+NOT_COPIED += ("*.bin", "meta.json", "tokenizer.json", "tokenizer.tiktoken", "counting_*")  # of prepared datasets
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
