@@ -38,8 +38,8 @@ SEEDS = FRESH[:LEAST]
 HOW_TO_READ = f"""\
 Tokens that the recipe without a rung needs for a loss, divided by those with it, at the loss that the recipe has after
 so many steps (above 1: the rung saves tokens). A row's loss becomes tokens by the recipe's curve (≥, ≤: beyond its
-end). In brackets: simultaneous {LEVEL:.0%} intervals of a column, if there are {LEAST} seeds; lr: at the first length,
-chosen on another seed."""
+end). In brackets: simultaneous {LEVEL:.0%} intervals of a column, of rows with {LEAST} seeds and no bound; lr: at the
+first length, chosen on another seed."""
 
 
 class ByLoss(Protocol):
@@ -104,7 +104,7 @@ class ByLoss(Protocol):
         for seed in [seed for seed in this if recipe.get(seed, math.inf) < math.inf]:
             other = self.curve.length(start + this[seed] - recipe[seed])
             if not 1.0001 * self.curve.low < other < 0.9999 * self.curve.high:
-                bound = "≥ " if (other < 1) == (sign > 0) else "≤ "
+                bound = "≥ " if (other < length) == (sign > 0) else "≤ "
             result[seed] = sign * math.log(length / other)
         return result, bound
 
@@ -160,10 +160,14 @@ def report(protocol, runs, words, dataset, counted):
 
 
 def gains_at(protocol, length):
-    """{row: what its rung saves at a length}: times and a bound; low and high too, unless there are few seeds."""
+    """{row: what its rung saves at a length}: times and a bound; low and high too, unless seeds are few, or bounded.
+
+    Bounds have no spread to judge noise by.
+    """
     measured = {row.name: protocol.gains(row, length) for row in protocol.rows}
     samples = {name: [*gains.values()] for name, (gains, _) in measured.items() if gains}
-    known = intervals({name: logs for name, logs in samples.items() if len(logs) >= LEAST})
+    whole = {name: logs for name, logs in samples.items() if len(logs) >= LEAST and not measured[name][1]}
+    known = intervals(whole)
     return {
         name: {"bound": measured[name][1]} | (factors(known[name]) if name in known else {"times": mean_ratio(logs)})
         for name, logs in samples.items()

@@ -28,5 +28,5 @@ class Curve:
     def length(self, loss):
         """The length of the run that ends with this loss; beyond the curve, its shortest or longest length."""
         if not self.loss(self.high) < loss < self.loss(self.low):
-            return self.low if loss > self.loss(1.0) else self.high
+            return self.low if loss > self.loss((self.low * self.high) ** 0.5) else self.high
         return ((loss - self.a) / self.b) ** (-1 / self.c)

@@ -321,3 +321,19 @@ def test_by_loss_counts_a_run_that_diverged_as_the_end_of_the_curve(monkeypatch,
     assert not protocol.wanted
     gains, bound = protocol.gains(protocol.rows[0], 1.0)
     assert gains[10] == pytest.approx(math.log(32)) and bound == "≥ "
+
+
+def test_by_loss_bounds_gains_by_the_known_part_of_the_curve_and_bounds_say_nothing_of_noise(
+    monkeypatch,
+):
+    monkeypatch.setattr(by_loss, "tree", lambda _: [("", name) for name in RUNGS])
+
+    def loss(run):
+        better = 0.1 if run.name == "without nothing" else -1.0 if run.name == "base" else 0.0
+        if run.seed == 0 or run.length <= 1 / 16:
+            return 3.0 - math.log(run.length) / 10 - better + abs(math.log(run.factor)) + 0.001 * (run.seed % 2)
+        return None
+
+    gains = by_loss.gains_at(by_loss.ByLoss(tiny(), RUNGS, loss).follow(), 1 / 16)
+    assert gains["without nothing"] == {"bound": "≤ ", "times": pytest.approx(1.0)}
+    assert gains["base"] == {"bound": "≥ ", "times": pytest.approx(2.0)}
