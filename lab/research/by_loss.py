@@ -5,9 +5,8 @@ each rung of the branches, and the base without any. Every run is whole, with it
 a curve over the length; a row's loss, by this curve, is that of a longer or shorter run of the recipe. The quotient of
 the lengths is what the rung saves in tokens, at the loss that the recipe has at the row's length.
 
-1. Each row's learning rate at the shortest length, on one seed.
-2. The recipe's at the next length, too, and that of rows with another optimizer, which may need another rate there; the
-   longest takes the one before. The other rows' differ there by as much from the recipe's.
+1. The recipe's learning rate at LENGTHS, on one seed; the longest takes the one before.
+2. Each row's at the shortest length; at the others it differs by as much from the recipe's.
 3. All rows at LENGTHS, the shortest first, on three fresh seeds, and the recipe at BETWEEN too.
 
 The next run is a function of the finished ones (protocol.py), so the same command continues.
@@ -54,7 +53,6 @@ class ByLoss(Protocol):
         sets |= {f"with {name}": [*trunk, name] for name in branches}
         self.recipe = self.row("recipe", trunk)
         self.rows = [self.row(name, names) for name, names in sets.items()] + [self.row("base", [])]
-        self.rates = {}  # of the rows that are tuned at more than one length: {length: factor}
 
     def row(self, name, rungs):
         """Raises BadInput for rungs that cannot be combined."""
@@ -66,13 +64,11 @@ class ByLoss(Protocol):
         shortest, *others, _ = LENGTHS
         if not self.tune(self.recipe, shortest, 1.0):
             return self
-        if None in [self.tune(row, shortest, self.recipe.factor) for row in self.rows]:
-            return self
-        optimizer = self.recipe.config.optimizer
-        for row in [self.recipe, *(row for row in self.rows if row.config.optimizer != optimizer)]:
-            tuned = {length: self.tune(dataclasses.replace(row), length, row.factor) for length in others}
-            self.rates[row.name] = {shortest: row.factor} | tuned
-        if any(None in rates.values() for rates in self.rates.values()):
+        self.rates = {shortest: self.recipe.factor}
+        for length in others:
+            self.rates[length] = self.tune(dataclasses.replace(self.recipe), length, self.recipe.factor)
+        factors = [self.tune(row, shortest, self.recipe.factor) for row in self.rows]
+        if None in [*factors, *self.rates.values()]:
             return self
         for length in sorted(LENGTHS + BETWEEN):
             for seed in SEEDS:
@@ -83,10 +79,8 @@ class ByLoss(Protocol):
 
     def factor(self, row, length):
         """A row's factor of the learning rate at a length."""
-        own = self.rates.get(row.name)
-        rates = own or self.rates[self.recipe.name]
-        nearest = max((each for each in rates if each <= length), default=min(rates))
-        return rates[nearest] if own else row.factor / self.recipe.factor * rates[nearest]
+        nearest = max((each for each in self.rates if each <= length), default=min(self.rates))
+        return row.factor / self.recipe.factor * self.rates[nearest]
 
     def of_seeds(self, row, length):
         """{seed: the loss of a row} at a length, of the seeds that have run; infinite if the run diverged."""

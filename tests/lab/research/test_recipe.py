@@ -337,17 +337,3 @@ def test_by_loss_bounds_gains_by_the_known_part_of_the_curve_and_bounds_say_noth
     gains = by_loss.gains_at(by_loss.ByLoss(tiny(), RUNGS, loss).follow(), 1 / 16)
     assert gains["without nothing"] == {"bound": "≤ ", "times": pytest.approx(1.0)}
     assert gains["base"] == {"bound": "≥ ", "times": pytest.approx(2.0)}
-
-
-def test_by_loss_tunes_rows_with_another_optimizer_at_the_next_length_too(monkeypatch):
-    monkeypatch.setattr(by_loss, "tree", lambda _: [("", name) for name in RUNGS])
-
-    def loss(run):
-        best = 2.0 if run.config.optimizer == "adamw" and run.length > 1 / 16 else 1.0
-        return 3.0 - math.log(run.length) / 10 + abs(math.log(run.factor / best))
-
-    protocol = by_loss.ByLoss(tiny(), RUNGS, loss).follow()
-    assert not protocol.wanted
-    factors = {row.name: [protocol.factor(row, length) for length in by_loss.LENGTHS] for row in protocol.rows}
-    assert factors["without good"] == factors["base"] == [1.0, 2.0, 2.0]
-    assert factors["without nothing"] == [1.0, 1.0, 1.0]
