@@ -26,7 +26,7 @@ MEASURED_CODE = (
 
 
 def read(path: Path, members: Iterable[str]) -> dict:
-    """The report in a recipe.json. Raises BadInput unless it is an object with these members."""
+    """The report in a JSON file, such as recipe.json. Raises BadInput unless it is an object with these members."""
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
         if missing := [key for key in members if key not in results]:

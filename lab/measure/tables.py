@@ -226,8 +226,9 @@ def gain(row: dict, other: str | None) -> str:
 
 
 def factor(change: dict) -> str:
-    """A factor of tokens with its bound and interval, of a row of recipe.json: 1.22 (1.15–1.28)."""
-    return "{bound}{times:.2f} ({low:.2f}–{high:.2f})".format(**{"bound": ""} | change)
+    """A factor of tokens with its bound and, if it has one, its interval, of a row's figures: 1.22 (1.15–1.28)."""
+    text = "{bound}{times:.2f}" + (" ({low:.2f}–{high:.2f})" if "low" in change else "")
+    return text.format(**{"bound": ""} | change)
 
 
 def gigabytes(key: str) -> Callable[[dict], str]:

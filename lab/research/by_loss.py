@@ -13,6 +13,7 @@ The next run is a function of the finished ones (protocol.py), so the same comma
 """
 
 import dataclasses
+import json
 import math
 import statistics
 import time
@@ -22,6 +23,7 @@ from lab.measure import tables
 from lab.measure.results import write
 from lab.measure.runs import RUNS
 from lab.measure.stats import LEAST, LEVEL, intervals, mean_ratio
+from lab.predict.predict import costs
 from lab.research import recipe
 from lab.research.equivalent_tokens import Curve
 from lab.research.protocol import FRESH, ONCE, Protocol, Row
@@ -36,10 +38,10 @@ from nanoladder.run import load_config
 LENGTHS, BETWEEN = (1 / 16, 1 / 4, 1.0), (1 / 32, 1 / 2, 2.0)  # of a run; the recipe's curve has both
 SEEDS = FRESH[:LEAST]
 HOW_TO_READ = f"""\
-Tokens that the recipe without a rung needs for a loss, divided by those with it, at the loss that the recipe has after
-so many steps (above 1: the rung saves tokens). A row's loss becomes tokens by the recipe's curve (≥, ≤: beyond its
-end). In brackets: simultaneous {LEVEL:.0%} intervals of a column, of rows with {LEAST} seeds and no bound; lr: at the
-first length, chosen on another seed."""
+Tokens of a row's run, divided by those that the recipe needs for the loss at which it ends, read off the recipe's
+curve (≥, ≤: beyond its end); of a rung added to the recipe, the reverse. Above 1, the rung saves tokens. The headings
+have the recipe's own losses. In brackets: simultaneous {LEVEL:.0%} intervals of a column, of rows with {LEAST} seeds
+and no bound; lr: at the first length, chosen on another seed."""
 
 
 class ByLoss(Protocol):
@@ -137,11 +139,13 @@ def report(protocol, runs, words, dataset, counted):
     losses = {length: factor * curve.loss(length) for length in LENGTHS if length in curve.points}
     counted = {name: factor * loss for name, loss in counted.items()}
     gains = {length: gains_at(protocol, length) for length in losses}
-    texts = {row.name: {"lr": f"{row.factor * row.config.learning_rate:.2g}"} for row in protocol.rows}
+    texts = {row.name: {} for row in protocol.rows}
     for length, of_rows in gains.items():
         heading = f"{round(length * protocol.config.max_steps):,} steps, {losses[length]:.4f}"
         for name, row in texts.items():
-            row[heading] = in_words(of_rows[name]) if name in of_rows else ""
+            row[heading] = tables.factor(of_rows[name]) if name in of_rows else ""
+    for row in protocol.rows:
+        texts[row.name]["lr"] = f"{row.factor * row.config.learning_rate:.2g}"
     trained = [run for run in runs if run.figures]
     commits, machines = map(", ".join, origins(trained))
     known = ", ".join(f"{name} {loss:.4f}" for name, loss in counted.items())
@@ -153,10 +157,19 @@ def report(protocol, runs, words, dataset, counted):
         tables.texts(texts),
         HOW_TO_READ,
     ]
-    write(folder, {"by_loss.md": "\n\n".join(text)})
+    results = {
+        "config": words,
+        "parameters": costs(dataclasses.replace(protocol.recipe.config, vocab_size=dataset.vocab_size))["n_params"],
+        "unit": unit,
+        "counted": counted,
+        "steps": [round(length * protocol.config.max_steps) for length in losses],
+        "losses": [*losses.values()],
+        "gains": {name: [of_rows.get(name) for of_rows in gains.values()] for name in texts},
+    }
+    write(folder, {"by_loss.json": json.dumps(results, indent=1), "by_loss.md": "\n\n".join(text)})
     draw(losses, gains, counted, unit, folder)
     print(tables.texts(texts, tables.plain))
-    print(f"\nwritten: {folder}/by_loss.md, by_loss.png and {RUNS}")
+    print(f"\nwritten: {folder}/by_loss.md with all columns, by_loss.json, by_loss.png and {RUNS}")
 
 
 def gains_at(protocol, length):
@@ -172,10 +185,6 @@ def gains_at(protocol, length):
         name: {"bound": measured[name][1]} | (factors(known[name]) if name in known else {"times": mean_ratio(logs)})
         for name, logs in samples.items()
     }
-
-
-def in_words(gain):
-    return tables.factor(gain) if "low" in gain else "{bound}{times:.2f}".format(**gain)
 
 
 def draw(losses, gains, counted, unit, folder):
@@ -198,7 +207,8 @@ def draw(losses, gains, counted, unit, folder):
         for name, loss in counted.items():
             if low < loss < high:
                 axis.axvline(loss, color="gray", linestyle=":")
-                axis.annotate(name, (loss, 0), xycoords=axis.get_xaxis_transform(), rotation=90, color="gray")
+                place = {"xycoords": axis.get_xaxis_transform(), "textcoords": "offset points", "xytext": (3, 4)}
+                axis.annotate(name, (loss, 0), rotation=90, color="gray", **place)
         axis.invert_xaxis()
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set(title=title, xlabel=f"the recipe's loss ({unit})", ylabel="tokens without the rung ÷ with it")

@@ -293,7 +293,7 @@ def test_by_loss_finds_what_planted_rungs_save_at_every_length_and_resumes(
     report, _ = (tmp_path / "by_loss.md").read_text(), (tmp_path / "by_loss.png").read_bytes()
     assert "written" in done.out and "trigrams and copies" in report
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in report.splitlines() if line.startswith("| ")]
-    found = {name: [[*map(float, re.findall(r"[0-9.]+", cell))] for cell in cells] for name, _, *cells in rows[2:]}
+    found = {name: [[*map(float, re.findall(r"[0-9.]+", cell))] for cell in cells] for name, *cells, _ in rows[2:]}
     worth = {f"without {name}": WORTH[name] for name in ("good", "nothing", "late")} | {
         "with bad": WORTH["bad"],
         "base": 1.8,
