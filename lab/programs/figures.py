@@ -21,12 +21,7 @@ SHOWN = {  # {the README's words for a machine: machine/config}; the page begins
     "two cores": "amd-epyc-2-threads-bf16/reference",
     "an H200": "nvidia-h200/reference-50257",
 }
-RECIPES = [  # the README's figures of the second ladder
-    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small_finished",  # without: of the five that hold
-    RESULTS / "amd-epyc-2-threads" / "recipe_small_second",  # of the seven after them
-    RESULTS / "amd-epyc-2-threads" / "recipe_small_gpt2",  # alone: of the rungs after the five that need no Muon
-    RESULTS / "amd-epyc-2-threads-bf16" / "recipe_small",  # the screening
-]
+BY_LOSS = RESULTS / "amd-epyc-1-threads-bf16" / "recipe_small_by_loss"  # the figures of the second ladder's table
 SCALING = {  # stages of several processes: the mode that measures them
     stage: "scaling" if stage == "ddp" else f"scaling-{stage.removesuffix('_parallel')}"
     for stage in filter(needs_several, stage_names())
@@ -114,9 +109,15 @@ def relative(stage, rows):
     return compared(row, below)
 
 
-def recipes():
-    """Returns the rows of RECIPES, {rung: row} each."""
-    return [{row["name"]: row for row in read(folder / "recipe.json", ["rows"])["rows"]} for folder in RECIPES]
+@cache
+def by_loss():
+    """Returns (the recipe's losses, {rung: what it saves at each of them, None where it has not run}) of BY_LOSS.
+
+    Of a rung of the trunk when it is left out of the finished recipe, of another when it is added to it.
+    """
+    results = read(BY_LOSS / "by_loss.json", ["losses", "gains"])
+    gains = {row.removeprefix("without ").removeprefix("with "): each for row, each in results["gains"].items()}
+    return results["losses"], gains
 
 
 def rung_scales(name):

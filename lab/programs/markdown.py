@@ -8,7 +8,7 @@ from lab.measure import tables
 from lab.measure.machine import machine_in_words
 from lab.programs import figures
 from lab.programs.bundle import FOLDER
-from lab.programs.sentences import gain, worth
+from lab.programs.sentences import by_loss, gain, worth
 from lab.programs.sentences import measured as gained
 from lab.programs.stages import BOTH, SAME, describe
 from nanoladder.config import stage_names
@@ -70,7 +70,9 @@ def explanation(stage):
 def measured(stage):
     """Returns the paragraph on what a stage gains: on the machines of docs/results.md, or those of its own mode."""
     if stage.group == "recipe":
-        texts = {figures.describe_machine(machine): worth(stage.name, each) for machine, each in stage.figures.items()}
+        losses, gains = figures.by_loss()
+        texts = {"By loss": by_loss(stage.name, losses, gains[stage.name])} if stage.name in gains else {}
+        texts |= {figures.describe_machine(machine): worth(stage.name, each) for machine, each in stage.figures.items()}
         texts = texts if stage.below else {}
     elif stage.group == "devices":
         scaling = [each for each in stage.figures if each.mode != "ladder"]
@@ -124,16 +126,11 @@ def stage_table(text):
 
 
 def rung_table(text):
-    """Returns the lines of the table of the trunk's rungs in docs/results.md, the text."""
-    *together, alone, screened = figures.recipes()
-    heads = ["rung", "what it does", "field", "tokens ×", "alone ×", "without ×", "verdict"]
-    cells = {}
-    _, *trunk = [name for branch, name in tree(RECIPE_DIR) if not branch]
-    for name in trunk:
-        row, kept = screened.get(name, {}), next((rows[name] for rows in together if name in rows), {})
-        verdict = kept.get("verdict") or row.get("verdict") or "not measured yet"
-        factors = [row.get("step"), row.get("alone") or alone.get(name, {}).get("alone"), kept.get("without")]
-        cells[name] = [*(tables.factor(each) if each else "" for each in factors), verdict]
+    """Returns the lines of the table of rungs in docs/results.md, the text."""
+    losses, gains = figures.by_loss()
+    heads = ["rung", "what it does", "field", *(f"at {loss:.2f}" for loss in losses)]
+    _, *rungs = stage_names(RECIPE_DIR)
+    cells = {name: [tables.factor(gain) if gain else "" for gain in gains.get(name, [])] for name in rungs}
     return table_lines(text, heads, cells)
 
 

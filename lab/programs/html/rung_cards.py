@@ -3,28 +3,43 @@
 from lab.measure import stats
 from lab.measure.stats import LEVEL
 from lab.programs import sentences
-from lab.programs.figures import describe_machine
+from lab.programs.figures import by_loss, describe_machine
 from lab.programs.html.elements import bars_table, card, join, table, tag
 from lab.research import records, records_report
 
 FIGURES = {"tokens": "tokens ×", "step": "over the last kept", "alone": "alone", "without": "without"}
 FACTORS = {"ms": "time of a step ×", "gain": "gain"}
+INTERVALS = f"In brackets: simultaneous {LEVEL:.0%} intervals over all rungs."
 HOW_TO_READ = (
     "Tokens without, divided by tokens with, to the same loss. tokens ×: the recipe up to this rung, compared with "
     "the base; over the last kept: with the rungs kept before this one was measured; alone: this rung on the base; "
     "without: the finished recipe, compared with itself without the rung (≥, ≤: bounds). Time of a step: relative to "
-    f"the base's; gain: tokens × divided by it. In brackets: simultaneous {LEVEL:.0%} intervals over all rungs."
+    f"the base's; gain: tokens × divided by it. {INTERVALS}"
 )
 
 
 def section(rung):
     """Returns the section on a rung: a card for each machine that measured it, or a card without figures."""
     draw = rung_card if rung.below else base_card
-    cards = [draw(machine, rung.name, scales) for machine, scales in rung.figures.items()]
+    losses, gains = by_loss()
+    cards = [by_loss_card(rung.name, losses, gains[rung.name])] if rung.below and rung.name in gains else []
+    cards += [draw(machine, rung.name, scales) for machine, scales in rung.figures.items()]
     measured = [(race, *each) for race in records.races() for each in records.measured(race).items()]
     cards += [] if rung.below else [race_card(*each) for each in measured]
     unmeasured = tag("article", tag("p", f"No run has measured {rung.name} yet."), class_="card")
     return tag("section", *(cards or [unmeasured]), class_="cards", aria_label="Measured")
+
+
+def by_loss_card(rung, losses, gains):
+    """A card with what a rung saves at these losses."""
+    rows = [(f"{loss:.2f} bits per byte", times(gain)) for loss, gain in zip(losses, gains, strict=True) if gain]
+    return card(
+        "by loss",
+        "",
+        tag("h4", "Tokens of the finished recipe without it, divided by those with it"),
+        table("parts worth", "Worth by loss", rows),
+        tag("p", f"At the finished recipe's loss. {INTERVALS}", class_="fine"),
+    )
 
 
 def rung_card(machine, rung, scales):
@@ -87,5 +102,5 @@ def times(factor):
     """A factor of tokens with its interval; empty if it was not measured."""
     if factor is None:
         return ""
-    interval = tag("small", f"({factor['low']:.2f}–{factor['high']:.2f})")
+    interval = tag("small", f"({factor['low']:.2f}–{factor['high']:.2f})") if "low" in factor else ""
     return join(f"{factor.get('bound', '')}{factor['times']:.2f} ", interval)

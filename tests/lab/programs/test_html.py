@@ -18,7 +18,7 @@ from lab.programs import diffs, figures
 from lab.programs.figures import SCALING, Measured, Scale
 from lab.programs.html import build, rung_cards, stage_cards
 from lab.programs.html.elements import Markup, tag
-from lab.programs.sentences import gain, outcome, worth
+from lab.programs.sentences import by_loss, gain, outcome, worth
 from lab.programs.stages import BOTH, describe, group
 from nanoladder.config import stage_names
 from nanoladder.config.stages import RECIPE_DIR
@@ -216,6 +216,16 @@ def test_scales_of_one_size_and_corpus_share_a_sentence_and_code_comes_first():
     )
 
 
+def test_what_a_rung_saves_by_loss_is_shown_without_the_losses_at_which_it_has_not_run():
+    gains = [{"bound": "≥ ", "times": 2.0}, {"times": 1.5, "low": 1.4, "high": 1.6}, None]
+    shown = words(rung_cards.by_loss_card("muon", [1.99, 1.55, 1.4], gains))
+    assert "1.99 bits per byte ≥ 2.00 1.55 bits per byte 1.50 (1.40–1.60)" in shown and "1.40 bits" not in shown
+    assert by_loss("muon", [1.99, 1.55, 1.4], gains) == (
+        "the finished recipe's tokens without muon, divided by those with it: ≥ 2.00 at 1.99, 1.50 (1.40–1.60) at 1.55 "
+        "bits per byte."
+    )
+
+
 @pytest.mark.parametrize(
     "row, said",
     [
@@ -238,13 +248,15 @@ def test_every_verdict_on_a_rung_is_said_in_words(row, said):
     assert outcome("x", row | {"note": note}) == said
 
 
-def test_every_rung_has_a_card_in_words():
-    """Every measured rung has a sentence, and one that no run has measured says so."""
+def test_every_rung_has_a_card_in_words(monkeypatch):
+    """Every rung is measured by loss, the older ones have a sentence as well, and one without any runs says so."""
     for rung in stage_names(RECIPE_DIR)[1:]:
         shown = words(rung_cards.section(describe(rung)))
-        assert f"No run has measured {rung} yet." == shown or re.search(r"On code, [\d.]+ million parameters: ", shown)
+        assert shown.startswith("by loss Tokens of the finished recipe without it")
+        assert rung == "sampled_softmax" or re.search(r"On code, [\d.]+ million parameters: ", shown)
         assert not re.search(r"amd-epyc|another scale|fresh lr|kept yes", shown), rung
     assert {"muon", "untied"} <= set(re.findall(r'href="#(\w+)"', rung_cards.section(describe("base"))))
+    monkeypatch.setattr(rung_cards, "by_loss", lambda: ([], {}))
     unmeasured = dataclasses.replace(describe("muon"), figures={})
     assert words(rung_cards.section(unmeasured)) == "No run has measured muon yet."
 
