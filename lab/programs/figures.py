@@ -110,7 +110,7 @@ def relative(stage, rows):
 
 
 @cache
-def by_loss():
+def by_loss() -> tuple[list, dict]:
     """Returns (the recipe's losses, {rung: what it saves at each of them, None where it has not run}) of BY_LOSS.
 
     Of a rung of the trunk when it is left out of the finished recipe, of another when it is added to it.

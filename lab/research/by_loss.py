@@ -208,7 +208,7 @@ def draw(losses, gains, counted, unit, folder):
             if low < loss < high:
                 axis.axvline(loss, color="gray", linestyle=":")
                 place = {"xycoords": axis.get_xaxis_transform(), "textcoords": "offset points", "xytext": (3, 4)}
-                axis.annotate(name, (loss, 0), rotation=90, color="gray", **place)
+                axis.annotate(name, (loss, 0), rotation=90, fontsize=8, color="gray", **place)
         axis.invert_xaxis()
         axis.axhline(1.0, color="black", linewidth=0.8)
         axis.set(title=title, xlabel=f"the recipe's loss ({unit})", ylabel="tokens without the rung ÷ with it")
