@@ -110,14 +110,16 @@ def relative(stage, rows):
 
 
 @cache
-def by_loss() -> tuple[list, dict]:
-    """Returns (the recipe's losses, {rung: what it saves at each of them, None where it has not run}) of BY_LOSS.
+def by_loss() -> dict[str, dict[float, dict]]:
+    """Returns {rung: {the finished recipe's loss: what the rung saves there}} of BY_LOSS, without what has not run.
 
-    Of a rung of the trunk when it is left out of the finished recipe, of another when it is added to it.
+    A rung of the trunk was left out of the recipe, another added to it.
     """
-    results = read(BY_LOSS / "by_loss.json", ["losses", "gains"])
-    gains = {row.removeprefix("without ").removeprefix("with "): each for row, each in results["gains"].items()}
-    return results["losses"], gains
+    results, saved = read(BY_LOSS / "by_loss.json", ["losses", "gains"]), {}
+    for row, gains in results["gains"].items():
+        if rung := row.partition(" ")[2]:  # none in "base"
+            saved[rung] = {loss: gain for loss, gain in zip(results["losses"], gains, strict=True) if gain}
+    return saved
 
 
 def rung_scales(name):

@@ -70,8 +70,8 @@ def explanation(stage):
 def measured(stage):
     """Returns the paragraph on what a stage gains: on the machines of docs/results.md, or those of its own mode."""
     if stage.group == "recipe":
-        losses, gains = figures.by_loss()
-        texts = {"By loss": by_loss(stage.name, losses, gains[stage.name])} if stage.name in gains else {}
+        saved = figures.by_loss().get(stage.name)
+        texts = {"By loss": by_loss(stage.name, saved)} if saved else {}
         texts |= {figures.describe_machine(machine): worth(stage.name, each) for machine, each in stage.figures.items()}
         texts = texts if stage.below else {}
     elif stage.group == "devices":
@@ -127,10 +127,13 @@ def stage_table(text):
 
 def rung_table(text):
     """Returns the lines of the table of rungs in docs/results.md, the text."""
-    losses, gains = figures.by_loss()
+    saved = figures.by_loss()
+    losses = sorted({loss for gains in saved.values() for loss in gains}, reverse=True)
     heads = ["rung", "what it does", "field", *(f"at {loss:.2f}" for loss in losses)]
-    _, *rungs = stage_names(RECIPE_DIR)
-    cells = {name: [tables.factor(gain) if gain else "" for gain in gains.get(name, [])] for name in rungs}
+    rungs = {name: saved.get(name, {}) for name in stage_names(RECIPE_DIR)[1:]}
+    cells = {
+        name: [tables.factor(gains[loss]) if loss in gains else "" for loss in losses] for name, gains in rungs.items()
+    }
     return table_lines(text, heads, cells)
 
 

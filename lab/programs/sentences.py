@@ -92,11 +92,10 @@ def worth(rung: str, scales: Iterable[Scale]) -> str:
     return " ".join(sentences)
 
 
-def by_loss(rung: str, losses: Iterable[float], gains: Iterable[dict | None]) -> str:
-    """What a rung of the finished recipe, or one added to it, saves at these losses in bits per byte."""
-    measured = zip(losses, gains, strict=True)
-    saved = ", ".join(f"{tables.factor(gain)} at {loss:.2f}" for loss, gain in measured if gain)
-    return f"the finished recipe's tokens without {rung}, divided by those with it: {saved} bits per byte."
+def by_loss(rung: str, saved: dict[float, dict]) -> str:
+    """What a rung of the finished recipe, or one added to it, saves, {loss in bits per byte: its gain}."""
+    gains = ", ".join(f"{tables.factor(gain)} at {loss:.2f}" for loss, gain in saved.items())
+    return f"the finished recipe's tokens without {rung}, divided by those with it: {gains} bits per byte."
 
 
 def outcome(rung: str, row: dict) -> str:

@@ -23,7 +23,6 @@ from lab.measure import tables
 from lab.measure.results import write
 from lab.measure.runs import RUNS
 from lab.measure.stats import LEAST, LEVEL, intervals, mean_ratio
-from lab.predict.predict import costs
 from lab.research import recipe
 from lab.research.equivalent_tokens import Curve
 from lab.research.protocol import FRESH, ONCE, Protocol, Row
@@ -159,7 +158,6 @@ def report(protocol, runs, words, dataset, counted):
     ]
     results = {
         "config": words,
-        "parameters": costs(dataclasses.replace(protocol.recipe.config, vocab_size=dataset.vocab_size))["n_params"],
         "unit": unit,
         "counted": counted,
         "steps": [round(length * protocol.config.max_steps) for length in losses],

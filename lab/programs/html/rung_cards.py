@@ -21,8 +21,8 @@ HOW_TO_READ = (
 def section(rung):
     """Returns the section on a rung: a card for each machine that measured it, or a card without figures."""
     draw = rung_card if rung.below else base_card
-    losses, gains = by_loss()
-    cards = [by_loss_card(rung.name, losses, gains[rung.name])] if rung.below and rung.name in gains else []
+    saved = by_loss().get(rung.name)
+    cards = [by_loss_card(saved)] if saved else []
     cards += [draw(machine, rung.name, scales) for machine, scales in rung.figures.items()]
     measured = [(race, *each) for race in records.races() for each in records.measured(race).items()]
     cards += [] if rung.below else [race_card(*each) for each in measured]
@@ -30,9 +30,9 @@ def section(rung):
     return tag("section", *(cards or [unmeasured]), class_="cards", aria_label="Measured")
 
 
-def by_loss_card(rung, losses, gains):
-    """A card with what a rung saves at these losses."""
-    rows = [(f"{loss:.2f} bits per byte", times(gain)) for loss, gain in zip(losses, gains, strict=True) if gain]
+def by_loss_card(saved):
+    """A card with what a rung saves, {loss in bits per byte: its gain}."""
+    rows = [(f"{loss:.2f} bits per byte", times(gain)) for loss, gain in saved.items()]
     return card(
         "by loss",
         "",

@@ -216,11 +216,16 @@ def test_scales_of_one_size_and_corpus_share_a_sentence_and_code_comes_first():
     )
 
 
-def test_what_a_rung_saves_by_loss_is_shown_without_the_losses_at_which_it_has_not_run():
+def test_what_a_rung_saves_by_loss_is_shown_without_the_losses_at_which_it_has_not_run(monkeypatch, tmp_path):
     gains = [{"bound": "≥ ", "times": 2.0}, {"times": 1.5, "low": 1.4, "high": 1.6}, None]
-    shown = words(rung_cards.by_loss_card("muon", [1.99, 1.55, 1.4], gains))
+    rows = {"without muon": gains, "with relu2": gains, "base": gains}
+    (tmp_path / "by_loss.json").write_text(json.dumps({"losses": [1.99, 1.55, 1.4], "gains": rows}))
+    monkeypatch.setattr(figures, "BY_LOSS", tmp_path)
+    found = figures.by_loss.__wrapped__()
+    assert found.keys() == {"muon", "relu2"}
+    shown = words(rung_cards.by_loss_card(found["muon"]))
     assert "1.99 bits per byte ≥ 2.00 1.55 bits per byte 1.50 (1.40–1.60)" in shown and "1.40 bits" not in shown
-    assert by_loss("muon", [1.99, 1.55, 1.4], gains) == (
+    assert by_loss("muon", found["muon"]) == (
         "the finished recipe's tokens without muon, divided by those with it: ≥ 2.00 at 1.99, 1.50 (1.40–1.60) at 1.55 "
         "bits per byte."
     )
@@ -256,7 +261,7 @@ def test_every_rung_has_a_card_in_words(monkeypatch):
         assert rung == "sampled_softmax" or re.search(r"On code, [\d.]+ million parameters: ", shown)
         assert not re.search(r"amd-epyc|another scale|fresh lr|kept yes", shown), rung
     assert {"muon", "untied"} <= set(re.findall(r'href="#(\w+)"', rung_cards.section(describe("base"))))
-    monkeypatch.setattr(rung_cards, "by_loss", lambda: ([], {}))
+    monkeypatch.setattr(rung_cards, "by_loss", lambda: {})
     unmeasured = dataclasses.replace(describe("muon"), figures={})
     assert words(rung_cards.section(unmeasured)) == "No run has measured muon yet."
 

@@ -323,9 +323,7 @@ def test_by_loss_counts_a_run_that_diverged_as_the_end_of_the_curve(monkeypatch,
     assert gains[10] == pytest.approx(math.log(32)) and bound == "≥ "
 
 
-def test_by_loss_bounds_gains_by_the_known_part_of_the_curve_and_bounds_say_nothing_of_noise(
-    monkeypatch,
-):
+def test_by_loss_bounds_gains_by_the_known_part_of_the_curve_and_bounds_say_nothing_of_noise(monkeypatch):
     monkeypatch.setattr(by_loss, "tree", lambda _: [("", name) for name in RUNGS])
 
     def loss(run):
