@@ -113,7 +113,7 @@ MODES = {
     ),
     "by_loss": Mode(
         "how many tokens each rung saves, as a function of the loss, from runs of several lengths",
-        ("minutes", "out_dir"),
+        ("minutes", "rungs", "out_dir"),
     ),
     "race": Mode(
         "how much faster whole runs reach the final loss of another config, or of nanoGPT's own command, and where "
@@ -151,7 +151,7 @@ OPTIONS = {  # {name: (parser of its text, or None for a switch, default, meanin
         "minutes to measure in (recipe, by_loss: to start runs in; repeat the command to continue)",
     ),
     "on": (rungs, None, "comma-separated rungs that the base already has"),
-    "rungs": (rungs, None, "comma-separated rungs to measure (default: all that the base lacks)"),
+    "rungs": (rungs, None, "comma-separated rungs to measure (default: all; recipe: all that the base lacks)"),
     "kept": (rungs, None, "rungs kept at another scale: measured together, without each, and each alone"),
     "nanogpt": (str, None, "path of a nanoGPT checkout, whose train.py is run"),
     "nanochat": (str, None, "path of a nanochat checkout, whose model and optimizer are trained"),

@@ -1,9 +1,10 @@
 """What each rung is worth, by loss: python profile.py config/recipe_small.py --mode=by_loss [--minutes=60]
 
 The finished recipe, the trunk of config/recipe, is trained at several lengths; so is the recipe without each rung, with
-each rung of the branches, and the base without any. Every run is whole, with its own schedule. The recipe's losses give
-a curve over the length; a row's loss, by this curve, is that of a longer or shorter run of the recipe. The quotient of
-the lengths is what the rung saves in tokens, at the loss that the recipe has at the row's length.
+each rung of the branches, and the base without any (--rungs=a,b: of the rungs only these). Every run is whole, with its
+own schedule. The recipe's losses give a curve over the length; a row's loss, by this curve, is that of a longer or
+shorter run of the recipe. The quotient of the lengths is what the rung saves in tokens, at the loss that the recipe has
+at the row's length.
 
 1. The recipe's learning rate at LENGTHS, on one seed; the longest takes the one before.
 2. Each row's at the shortest length; at the others it differs by as much from the recipe's.
@@ -13,6 +14,7 @@ The next run is a function of the finished ones (protocol.py), so the same comma
 """
 
 import dataclasses
+import functools
 import json
 import math
 import statistics
@@ -44,16 +46,20 @@ and no bound; lr: at the first length, chosen on another seed."""
 
 
 class ByLoss(Protocol):
-    """Conclusions from the finished runs, and the runs wanted next. rows: recipe, without each, with each, and base."""
+    """Conclusions from the finished runs, and the runs wanted next. rows: recipe, without each, with each, and base.
 
-    def __init__(self, config, rungs, loss):
+    only: the rungs that have a row; all if it is empty.
+    """
+
+    def __init__(self, config, rungs, loss, only=()):
         super().__init__(config, rungs, loss)
         trunk = [name for lines, name in tree(RECIPE_DIR) if not lines and name in self.rungs][1:]
         branches = [name for name in [*rungs][1:] if name not in trunk]
         sets = {f"without {name}": [other for other in trunk if other != name] for name in trunk}
         sets |= {f"with {name}": [*trunk, name] for name in branches}
         self.recipe = self.row("recipe", trunk)
-        self.rows = [self.row(name, names) for name, names in sets.items()] + [self.row("base", [])]
+        wanted = {name: names for name, names in sets.items() if not only or name.partition(" ")[2] in only}
+        self.rows = [self.row(name, names) for name, names in wanted.items()] + [self.row("base", [])]
 
     def row(self, name, rungs):
         """Raises BadInput for rungs that cannot be combined."""
@@ -114,12 +120,13 @@ def measure(options: Namespace, words: list[str]) -> None:
     """Trains the missing runs for --minutes, and writes the report on all of them."""
     config = load_config(words)
     dataset, rungs, end = open_dataset(config), recipe.rungs_of(config), time.monotonic() + 60 * options.minutes
-    ByLoss(config, rungs, loss=None)  # refuses rungs that cannot be combined
+    protocol = functools.partial(ByLoss, config, rungs, only=options.rungs or ())
+    protocol(loss=None)  # refuses rungs that cannot be combined
     with recipe.opened("by_loss", options, words) as runs:
         counted = counted_losses(dataset, config)
 
         def follow():
-            return ByLoss(config, rungs, recipe.losses_in(runs)).follow()
+            return protocol(recipe.losses_in(runs)).follow()
 
         try:
             recipe.train_wanted(runs, follow, end)

@@ -305,6 +305,14 @@ def test_by_loss_finds_what_planted_rungs_save_at_every_length_and_resumes(
             assert low <= middle <= high and abs(middle / worth[name] - 1) < 0.02, (name, cells)
 
 
+def test_by_loss_measures_only_the_rungs_that_are_asked_for(monkeypatch):
+    monkeypatch.setattr(
+        by_loss, "tree", lambda _: [("", "base"), ("", "good"), ("└ ", "bad"), ("", "nothing"), ("", "late")]
+    )
+    protocol = by_loss.ByLoss(tiny(), RUNGS, loss=None, only=["bad", "late"])
+    assert [row.name for row in protocol.rows] == ["without late", "with bad", "base"]
+
+
 def test_by_loss_counts_a_run_that_diverged_as_the_end_of_the_curve(monkeypatch, tmp_path):
     monkeypatch.setattr(by_loss, "tree", lambda _: [("", name) for name in ("base", "good")])
     rungs = {name: RUNGS[name] for name in ("base", "good")}
