@@ -81,8 +81,11 @@ class Attention(nn.Module):
             q, k = self.rotary(q), self.rotary(k)
         if self.config.key_offset:  # a query that matches a token gets the value of the token after it
             k = self.previous(k)
-        y = self.attend(q, k, v).transpose(1, 2).flatten(2)  # (B, T, C)
-        return self.dropout(self.proj(y))
+        y = self.attend(q, k, v)  # (B, nh, T, hs)
+        if self.config.exclusive_attention:  # a position's own value is in its residual stream already
+            own = F.normalize(v, dim=3)
+            y = (y - (y * own).sum(dim=3, keepdim=True) * own).type_as(v)
+        return self.dropout(self.proj(y.transpose(1, 2).flatten(2)))
 
     def attend(self, q, k, v):
         if self.config.attention == "matmul":

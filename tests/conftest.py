@@ -65,6 +65,7 @@ RECIPE = {  # every rung of the second ladder
     "position": "rotary",
     "qk_norm": True,
     "key_offset": True,
+    "exclusive_attention": True,
     "activation": "relu2",
     "zero_init": True,
     "schedule": "trapezoid",

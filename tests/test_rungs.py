@@ -127,6 +127,19 @@ def test_attention_gets_queries_and_keys_in_the_dtype_of_values(position, monkey
     assert seen == [torch.bfloat16] * 3
 
 
+def test_exclusive_attention_returns_nothing_of_a_positions_own_value():
+    attention = GPT(of_rung("exclusive_attention")).blocks[0].attention
+    attended, values, outputs = torch.randn(2, 2, 16, 16), [], []
+    attention.attend = lambda q, k, v: values.append(v) or attended
+    attention.proj.register_forward_pre_hook(lambda _, inputs: outputs.append(inputs[0]))
+    attention(torch.randn(2, 16, 32), value_term=0.0)
+    output = outputs[0].unflatten(2, (2, 16)).transpose(1, 2)  # (B, nh, T, hs)
+    (own,), zeros = values, torch.zeros(2, 2, 16)
+    torch.testing.assert_close((output * own).sum(3), zeros, atol=1e-5, rtol=0)
+    left_out = attended - output  # only along the own value
+    torch.testing.assert_close(F.cosine_similarity(left_out, own, dim=3).abs(), zeros + 1)
+
+
 def test_the_input_of_a_block_is_mixed_with_the_embedding():
     block = GPT(tiny(vocab_size=40, x0_skip=True)).blocks[0]
     x, y, embedded = torch.randn(3, 2, 16, 32)

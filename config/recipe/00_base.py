@@ -27,3 +27,4 @@ schedule = "cosine"
 tie_embeddings = True
 head_lr = 1.0
 sampled_softmax = 0
+exclusive_attention = False

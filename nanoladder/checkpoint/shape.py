@@ -8,7 +8,7 @@ from nanoladder.config import DEFAULTS, Config, check, typed
 
 # Keys of the second ladder that have their defaults in a GPT-2
 RECIPE = ("position", "qk_norm", "activation", "tie_embeddings", "x0_skip", "value_embedding", "key_offset")
-RECIPE += ("embedding_norm", "smear")
+RECIPE += ("embedding_norm", "smear", "exclusive_attention")
 SHAPE = ("n_layer", "n_head", "n_embd", "vocab_size", "bias", "context_length", *RECIPE)
 MODEL = {*SHAPE, "pad_vocab_to", "half_residual"}  # config keys that the model reads
 
