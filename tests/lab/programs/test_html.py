@@ -258,7 +258,7 @@ def test_every_rung_has_a_card_in_words(monkeypatch):
     for rung in stage_names(RECIPE_DIR)[1:]:
         shown = words(rung_cards.section(describe(rung)))
         assert shown.startswith("by loss Tokens of the finished recipe without it")
-        assert rung == "sampled_softmax" or re.search(r"On code, [\d.]+ million parameters: ", shown)
+        assert rung in ("sampled_softmax", "exclusive_attention") or re.search(r"On code, [\d.]+ million parameters: ", shown)
         assert not re.search(r"amd-epyc|another scale|fresh lr|kept yes", shown), rung
     assert {"muon", "untied"} <= set(re.findall(r'href="#(\w+)"', rung_cards.section(describe("base"))))
     monkeypatch.setattr(rung_cards, "by_loss", lambda: {})
