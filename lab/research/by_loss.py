@@ -196,11 +196,13 @@ def draw(losses, gains, counted, unit, folder):
     """Draws what each rung saves over the loss, to by_loss.png. losses: the recipe's, by length. gains: by length."""
     from matplotlib.figure import Figure  # loads slowly
 
-    kinds = {"without": "left out of the recipe", "with": "added to the recipe"}
-    figure = Figure(figsize=(13, 6), layout="constrained")
-    for axis, (kind, title) in zip(figure.subplots(1, 2), kinds.items(), strict=True):
-        names = [name for name in next(iter(gains.values())) if name.startswith(f"{kind} ")]
-        for number, name in enumerate(names):
+    kinds, rows = {"without": "left out of the recipe", "with": "added to the recipe"}, {}
+    for name in next(iter(gains.values())):
+        rows.setdefault(name.partition(" ")[0], []).append(name)
+    shown = [kind for kind in kinds if kind in rows]
+    figure = Figure(figsize=(1 + 6 * len(shown), 6), layout="constrained")
+    for axis, kind in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        for number, name in enumerate(rows[kind]):
             points = {losses[length]: of_rows[name] for length, of_rows in gains.items() if name in of_rows}
             style = {"color": f"C{number % 10}", "linestyle": "-" if number < 10 else "--"}
             factors_of_tokens = [gain["times"] for gain in points.values()]
@@ -216,7 +218,7 @@ def draw(losses, gains, counted, unit, folder):
                 axis.annotate(name, (loss, 0), rotation=90, fontsize=8, color="gray", **place)
         axis.invert_xaxis()
         axis.axhline(1.0, color="black", linewidth=0.8)
-        axis.set(title=title, xlabel=f"the recipe's loss ({unit})", ylabel="tokens without the rung ÷ with it")
+        axis.set(title=kinds[kind], xlabel=f"the recipe's loss ({unit})", ylabel="tokens without the rung ÷ with it")
         axis.set(yscale="log")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.yaxis.set_minor_formatter("{x:g}")
