@@ -1,4 +1,4 @@
-"""Attention's output leaves out the direction of the position's own value.
+"""Attention returns nothing of a position's own value.
 
 Stands on: smear
 

@@ -21,7 +21,10 @@ SHOWN = {  # {the README's words for a machine: machine/config}; the page begins
     "two cores": "amd-epyc-2-threads-bf16/reference",
     "an H200": "nvidia-h200/reference-50257",
 }
-BY_LOSS = RESULTS / "amd-epyc-1-threads-bf16" / "recipe_small_by_loss"  # the figures of the second ladder's table
+BY_LOSS = {  # {parameters of GPT-2's model: the figures of the second ladder's table}
+    "1.3M": RESULTS / "amd-epyc-1-threads-bf16" / "recipe_small_by_loss",
+    "3.5M": RESULTS / "amd-epyc-1-threads-bf16" / "recipe_192_by_loss",
+}
 SCALING = {  # stages of several processes: the mode that measures them
     stage: "scaling" if stage == "ddp" else f"scaling-{stage.removesuffix('_parallel')}"
     for stage in filter(needs_several, stage_names())
@@ -110,15 +113,18 @@ def relative(stage, rows):
 
 
 @cache
-def by_loss() -> dict[str, dict[float, dict]]:
-    """Returns {rung: {the finished recipe's loss: what the rung saves there}} of BY_LOSS, without what has not run.
+def by_loss() -> dict[str, dict[str, dict[float, dict]]]:
+    """Returns {rung: {scale in BY_LOSS: {the finished recipe's loss: what the rung saves there}}}, of what has run.
 
     A rung of the trunk was left out of the recipe, another added to it.
     """
-    results, saved = read(BY_LOSS / "by_loss.json", ["losses", "gains"]), {}
-    for row, gains in results["gains"].items():
-        if rung := row.partition(" ")[2]:  # none in "base"
-            saved[rung] = {loss: gain for loss, gain in zip(results["losses"], gains, strict=True) if gain}
+    saved = {}
+    for scale, folder in BY_LOSS.items():
+        results = read(folder / "by_loss.json", ["losses", "gains"])
+        for row, gains in results["gains"].items():
+            if rung := row.partition(" ")[2]:  # none in "base"
+                at = {loss: gain for loss, gain in zip(results["losses"], gains, strict=True) if gain}
+                saved.setdefault(rung, {})[scale] = at
     return saved
 
 

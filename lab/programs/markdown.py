@@ -128,12 +128,13 @@ def stage_table(text):
 def rung_table(text):
     """Returns the lines of the table of rungs in docs/results.md, the text."""
     saved = figures.by_loss()
-    losses = sorted({loss for gains in saved.values() for loss in gains}, reverse=True)
-    heads = ["rung", "what it does", "field", *(f"at {loss:.2f}" for loss in losses)]
-    rungs = {name: saved.get(name, {}) for name in stage_names(RECIPE_DIR)[1:]}
-    cells = {
-        name: [tables.factor(gains[loss]) if loss in gains else "" for loss in losses] for name, gains in rungs.items()
-    }
+    known = {(scale, loss) for scales in saved.values() for scale, gains in scales.items() for loss in gains}
+    columns = sorted(known, key=lambda column: ([*figures.BY_LOSS].index(column[0]), -column[1]))
+    heads = ["rung", "what it does", "field", *(f"{scale}, at {loss:.2f}" for scale, loss in columns)]
+    cells = {}
+    for name in stage_names(RECIPE_DIR)[1:]:
+        gains = [saved.get(name, {}).get(scale, {}).get(loss) for scale, loss in columns]
+        cells[name] = [tables.factor(gain) if gain else "" for gain in gains]
     return table_lines(text, heads, cells)
 
 

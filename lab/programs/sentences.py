@@ -92,10 +92,13 @@ def worth(rung: str, scales: Iterable[Scale]) -> str:
     return " ".join(sentences)
 
 
-def by_loss(rung: str, saved: dict[float, dict]) -> str:
-    """What a rung of the finished recipe, or one added to it, saves, {loss in bits per byte: its gain}."""
-    gains = ", ".join(f"{tables.factor(gain)} at {loss:.2f}" for loss, gain in saved.items())
-    return f"the finished recipe's tokens without {rung}, divided by those with it: {gains} bits per byte."
+def by_loss(rung: str, saved: dict[str, dict[float, dict]]) -> str:
+    """What a rung of the finished recipe, or one added to it, saves, {scale: {loss in bits per byte: its gain}}."""
+    scales = []
+    for scale, gains in saved.items():
+        each = ", ".join(f"{tables.factor(gain)} at {loss:.2f}" for loss, gain in gains.items())
+        scales.append(f"{each} bits per byte with {scale} parameters")
+    return f"the finished recipe's tokens without {rung}, divided by those with it: {'; '.join(scales)}."
 
 
 def outcome(rung: str, row: dict) -> str:

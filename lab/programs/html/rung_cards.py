@@ -31,8 +31,12 @@ def section(rung):
 
 
 def by_loss_card(saved):
-    """A card with what a rung saves, {loss in bits per byte: its gain}."""
-    rows = [(f"{loss:.2f} bits per byte", times(gain)) for loss, gain in saved.items()]
+    """A card with what a rung saves, {scale: {loss in bits per byte: its gain}}."""
+    rows = [
+        (f"{scale} parameters, {loss:.2f} bits per byte", times(gain))
+        for scale, gains in saved.items()
+        for loss, gain in gains.items()
+    ]
     return card(
         "by loss",
         "",

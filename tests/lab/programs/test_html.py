@@ -220,14 +220,17 @@ def test_what_a_rung_saves_by_loss_is_shown_without_the_losses_at_which_it_has_n
     gains = [{"bound": "≥ ", "times": 2.0}, {"times": 1.5, "low": 1.4, "high": 1.6}, None]
     rows = {"without muon": gains, "with relu2": gains, "base": gains}
     (tmp_path / "by_loss.json").write_text(json.dumps({"losses": [1.99, 1.55, 1.4], "gains": rows}))
-    monkeypatch.setattr(figures, "BY_LOSS", tmp_path)
+    monkeypatch.setattr(figures, "BY_LOSS", {"1.3M": tmp_path, "3.5M": tmp_path})
     found = figures.by_loss.__wrapped__()
     assert found.keys() == {"muon", "relu2"}
     shown = words(rung_cards.by_loss_card(found["muon"]))
-    assert "1.99 bits per byte ≥ 2.00 1.55 bits per byte 1.50 (1.40–1.60)" in shown and "1.40 bits" not in shown
+    small, large = (f"{scale} parameters, 1.99 bits per byte ≥ 2.00" for scale in ("1.3M", "3.5M"))
+    assert shown.index(small) < shown.index(large) and "1.55 bits per byte 1.50 (1.40–1.60)" in shown
+    assert "1.40 bits" not in shown
     assert by_loss("muon", found["muon"]) == (
         "the finished recipe's tokens without muon, divided by those with it: ≥ 2.00 at 1.99, 1.50 (1.40–1.60) at 1.55 "
-        "bits per byte."
+        "bits per byte with 1.3M parameters; ≥ 2.00 at 1.99, 1.50 (1.40–1.60) at 1.55 bits per byte with 3.5M "
+        "parameters."
     )
 
 
@@ -258,7 +261,9 @@ def test_every_rung_has_a_card_in_words(monkeypatch):
     for rung in stage_names(RECIPE_DIR)[1:]:
         shown = words(rung_cards.section(describe(rung)))
         assert shown.startswith("by loss Tokens of the finished recipe without it")
-        assert rung in ("sampled_softmax", "exclusive_attention") or re.search(r"On code, [\d.]+ million parameters: ", shown)
+        assert rung in ("sampled_softmax", "exclusive_attention") or re.search(
+            r"On code, [\d.]+ million parameters: ", shown
+        )
         assert not re.search(r"amd-epyc|another scale|fresh lr|kept yes", shown), rung
     assert {"muon", "untied"} <= set(re.findall(r'href="#(\w+)"', rung_cards.section(describe("base"))))
     monkeypatch.setattr(rung_cards, "by_loss", lambda: {})
