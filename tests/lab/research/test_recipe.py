@@ -27,6 +27,7 @@ RUNGS = {
     "late": {"weight_decay": 0.2},
 }
 WORTH = {"good": 1.5, "nothing": 1.0, "bad": 0.8, "late": 1.2}  # in tokens
+TREE = [("", "base"), ("", "good"), ("└ ", "bad"), ("", "nothing"), ("", "late")]  # the trunk, and a branch
 
 
 class World:
@@ -278,9 +279,7 @@ def test_a_trial_trains_as_train_py_does(dense, tmp_path):
 def test_by_loss_finds_what_planted_rungs_save_at_every_length_and_resumes(
     world, dense, tmp_path, run_main, monkeypatch
 ):
-    monkeypatch.setattr(
-        by_loss, "tree", lambda _: [("", "base"), ("", "good"), ("└ ", "bad"), ("", "nothing"), ("", "late")]
-    )
+    monkeypatch.setattr(by_loss, "tree", lambda _: TREE)
     words = [*flags(dataset=dense, max_steps=STEPS, learning_rate=RATE, min_lr=RATE / 10), "--mode=by_loss"]
     words.append(f"--out_dir={tmp_path}")
     world.most = 40
@@ -306,9 +305,7 @@ def test_by_loss_finds_what_planted_rungs_save_at_every_length_and_resumes(
 
 
 def test_by_loss_measures_only_the_rungs_that_are_asked_for(monkeypatch):
-    monkeypatch.setattr(
-        by_loss, "tree", lambda _: [("", "base"), ("", "good"), ("└ ", "bad"), ("", "nothing"), ("", "late")]
-    )
+    monkeypatch.setattr(by_loss, "tree", lambda _: TREE)
     protocol = by_loss.ByLoss(tiny(), RUNGS, loss=None, only=["bad", "late"])
     assert [row.name for row in protocol.rows] == ["without late", "with bad", "base"]
 
