@@ -122,8 +122,9 @@ def by_loss() -> dict[str, dict[str, dict[float, dict]]]:
     for scale, folder in BY_LOSS.items():
         results = read(folder / "by_loss.json", ["losses", "gains"])
         for row, gains in results["gains"].items():
-            if rung := row.partition(" ")[2]:  # none in "base"
-                at = {loss: gain for loss, gain in zip(results["losses"], gains, strict=True) if gain}
+            rung = row.partition(" ")[2]  # none in "base"
+            at = {loss: gain for loss, gain in zip(results["losses"], gains, strict=True) if gain}
+            if rung and at:
                 saved.setdefault(rung, {})[scale] = at
     return saved
 

@@ -218,7 +218,7 @@ def test_scales_of_one_size_and_corpus_share_a_sentence_and_code_comes_first():
 
 def test_what_a_rung_saves_by_loss_is_shown_without_the_losses_at_which_it_has_not_run(monkeypatch, tmp_path):
     gains = [{"bound": "≥ ", "times": 2.0}, {"times": 1.5, "low": 1.4, "high": 1.6}, None]
-    rows = {"without muon": gains, "with relu2": gains, "base": gains}
+    rows = {"without muon": gains, "with relu2": gains, "without smear": [None] * 3, "base": gains}
     (tmp_path / "by_loss.json").write_text(json.dumps({"losses": [1.99, 1.55, 1.4], "gains": rows}))
     monkeypatch.setattr(figures, "BY_LOSS", {"1.3M": tmp_path, "3.5M": tmp_path})
     found = figures.by_loss.__wrapped__()
