@@ -3,8 +3,8 @@
 Stands on: smear
 
 What: `F.relu(x).square()` instead of GELU.
-Why: found by a search over programs; most of its outputs are zero. It gains at one loss and not at
-a lower one (docs/recipe.md, "By loss").
+Why: found by a search over programs; most of its outputs are zero. It gains at one loss and not at a
+lower one (docs/recipe.md, "By loss").
 Cost: none; cheaper than GELU.
 Try: `python -c "import torch; x = torch.randn(10**6).relu().square(); print((x == 0).float().mean())"`: half of its
 outputs are zero, where GELU has none.

@@ -77,7 +77,7 @@ class Config:
     position: Literal["learned", "rotary"] = "learned"  # learned position embeddings, or rotary ones (RoPE)
     qk_norm: bool = False  # normalize each head's queries and keys (RMS)
     key_offset: bool = False  # at each position, use the key of the previous token
-    exclusive_attention: bool = False  # attention's output leaves out the direction of the position's own value
+    exclusive_attention: bool = False  # attention returns nothing of a position's own value
     activation: Literal["gelu", "relu2"] = "gelu"  # activation of the MLP; relu2: ReLU squared
     zero_init: bool = False  # initialize residual projections and an untied head to zero
     # decay of the learning rate; trapezoid: constant, then linear
