@@ -19,7 +19,6 @@ from nanoladder.run import load_config
 REFUSED = {  # {(mode, option of the config): why the mode refuses it, and what to do}
     ("ladder", "stage"): "--mode=ladder sets it; choose rows with --stages=a,b,c",
     ("recipe", "recipe"): "--mode=recipe measures every rung; expected no --recipe",
-    ("by_loss", "recipe"): "--mode=by_loss measures every rung; expected no --recipe",
 }
 DIMENSIONS = ("data", "shard", "tensor", "context", "pipeline")  # of --mode=scaling
 

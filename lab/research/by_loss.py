@@ -1,10 +1,10 @@
 """What each rung is worth, by loss: python profile.py config/recipe_small.py --mode=by_loss [--minutes=60]
 
-The finished recipe, the trunk of config/recipe, is trained at several lengths; so is the recipe without each rung, with
-each rung of the branches, and the base without any (--rungs=a,b: of the rungs only these). Every run is whole, with its
-own schedule. The recipe's losses give a curve over the length; a row's loss, by this curve, is that of a longer or
-shorter run of the recipe. The quotient of the lengths is what the rung saves in tokens, at the loss that the recipe has
-at the row's length.
+The recipe, the trunk of config/recipe (--recipe=NAME: the rungs up to NAME), is trained at several lengths; so is the
+recipe without each of its rungs, with each other, and the base without any (--rungs=a,b: of the rungs only these).
+Every run is whole, with its own schedule. The recipe's losses give a curve over the length; a row's loss, by this
+curve, is that of a longer or shorter run of the recipe. The quotient of the lengths is what the rung saves in tokens,
+at the loss that the recipe has at the row's length.
 
 1. The recipe's learning rate at LENGTHS, on one seed; the longest takes the one before.
 2. Each row's at the shortest length; at the others it differs by as much from the recipe's.
@@ -30,7 +30,8 @@ from lab.research.equivalent_tokens import Curve
 from lab.research.protocol import FRESH, ONCE, Protocol, Row
 from lab.research.recipe_report import factors, origins
 from nanoladder import files
-from nanoladder.config.stages import RECIPE_DIR, tree
+from nanoladder.config import parse_arguments
+from nanoladder.config.stages import RECIPE_DIR, stage_path, tree
 from nanoladder.data import open_dataset
 from nanoladder.data.counting import counted_losses
 from nanoladder.errors import BadInput
@@ -48,16 +49,17 @@ and no bound; lr: at the first length, chosen on another seed."""
 class ByLoss(Protocol):
     """Conclusions from the finished runs, and the runs wanted next. rows: recipe, without each, with each, and base.
 
-    only: the rungs that have a row; all if it is empty.
+    only: the rungs that have a row; all if it is empty. top: the last rung of the recipe; the trunk's if there is none.
     """
 
-    def __init__(self, config, rungs, loss, only=()):
+    def __init__(self, config, rungs, loss, only=(), top=None):
         super().__init__(config, rungs, loss)
-        trunk = [name for lines, name in tree(RECIPE_DIR) if not lines and name in self.rungs][1:]
-        branches = [name for name in [*rungs][1:] if name not in trunk]
-        sets = {f"without {name}": [other for other in trunk if other != name] for name in trunk}
-        sets |= {f"with {name}": [*trunk, name] for name in branches}
-        self.recipe = self.row("recipe", trunk)
+        names = stage_path(top) if top else [name for lines, name in tree(RECIPE_DIR) if not lines]
+        chosen = [name for name in names if name in self.rungs][1:]
+        others = [name for name in [*rungs][1:] if name not in chosen]
+        sets = {f"without {name}": [other for other in chosen if other != name] for name in chosen}
+        sets |= {f"with {name}": [*chosen, name] for name in others}
+        self.recipe = self.row("recipe", chosen)
         wanted = {name: names for name, names in sets.items() if not only or name.partition(" ")[2] in only}
         self.rows = [self.row(name, names) for name, names in wanted.items()] + [self.row("base", [])]
 
@@ -120,7 +122,8 @@ def measure(options: Namespace, words: list[str]) -> None:
     """Trains the missing runs for --minutes, and writes the report on all of them."""
     config = load_config(words)
     dataset, rungs, end = open_dataset(config), recipe.rungs_of(config), time.monotonic() + 60 * options.minutes
-    protocol = functools.partial(ByLoss, config, rungs, only=options.rungs or ())
+    top = parse_arguments(words)[1].get("recipe")
+    protocol = functools.partial(ByLoss, config, rungs, only=options.rungs or (), top=top)
     protocol(loss=None)  # refuses rungs that cannot be combined
     with recipe.opened("by_loss", options, words) as runs:
         counted = counted_losses(dataset, config)

@@ -310,6 +310,14 @@ def test_by_loss_measures_only_the_rungs_that_are_asked_for(monkeypatch):
     assert [row.name for row in protocol.rows] == ["without late", "with bad", "base"]
 
 
+def test_by_loss_measures_the_recipe_up_to_a_rung_and_adds_the_rungs_above_it(monkeypatch):
+    monkeypatch.setattr(by_loss, "stage_path", {"nothing": ["base", "good", "nothing"]}.get)
+    protocol = by_loss.ByLoss(tiny(), RUNGS, loss=None, top="nothing")
+    assert [row.name for row in protocol.rows] == ["without good", "without nothing", "with bad", "with late", "base"]
+    assert protocol.recipe.config.optimizer == "muon" and protocol.recipe.config.weight_decay != 0.2
+    assert protocol.rows[3].config.weight_decay == 0.2
+
+
 def test_by_loss_counts_a_run_that_diverged_as_the_end_of_the_curve(monkeypatch, tmp_path):
     monkeypatch.setattr(by_loss, "tree", lambda _: [("", name) for name in ("base", "good")])
     rungs = {name: RUNGS[name] for name in ("base", "good")}
