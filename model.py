@@ -83,7 +83,7 @@ class Attention(nn.Module):
             k = self.previous(k)
         y = self.attend(q, k, v)  # (B, nh, T, hs)
         if self.config.exclusive_attention:  # a position's own value is in its residual stream already
-            own = F.normalize(v, dim=3)
+            own = F.normalize(v.float(), dim=3)
             y = (y - (y * own).sum(dim=3, keepdim=True) * own).type_as(v)
         return self.dropout(self.proj(y.transpose(1, 2).flatten(2)))
 
