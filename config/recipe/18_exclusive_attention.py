@@ -1,7 +1,5 @@
 """Attention returns nothing of a position's own value.
 
-Stands on: smear
-
 What: `y - (y · v̂) v̂` for each head, where v̂ is the position's own value, normalized.
 Why: attention tends to return much of a position's own value, which the residual stream has already. Without it, the
 output speaks of the other positions alone, and a query that finds nothing can attend to itself at no effect.
