@@ -58,7 +58,7 @@ def command_line():
     add("records", print_records)
     check = add("check", check_entry)
     check.add_argument(
-        "entry", metavar="FOLDER", help="an entry of the race, such as records/below_counting/003_recipe"
+        "entry", metavar="FOLDER", help="an entry of the race, such as records/below_counting/004_exclusive"
     )
     check.add_argument(
         "--seeds", type=cli.at_least(1), default=records.SEEDS, help="number of seeds (default: %(default)s)"

@@ -123,7 +123,7 @@ def read_entry(folder):
     """The Entry in a folder. Raises BadInput if it is not one."""
     folder = Path(folder).resolve()
     if not folder.is_dir():
-        raise BadInput(f"{folder}: no such folder; expected an entry, such as records/below_counting/003_recipe")
+        raise BadInput(f"{folder}: no such folder; expected an entry, such as records/below_counting/004_exclusive")
     page = folder / "README.md"
     if not page.is_file():
         raise BadInput(f"{folder} has no README.md; expected one that says what is new, why, by whom and when")

@@ -1,0 +1,35 @@
+"""The recipe with exclusive attention, trained on a sample of the logits: 1.4M parameters, 0.82 million tokens."""
+
+dataset = "python_packages"
+n_layer = 2
+n_head = 2
+n_embd = 128
+context_length = 256
+batch_size = 8
+max_steps = 400
+warmup_steps = 20
+learning_rate = 1e-2
+min_lr = 5e-4
+weight_decay = 0.05  # a step multiplies it by the rate
+beta2 = 0.99
+optimizer = "muon"
+position = "rotary"
+qk_norm = True
+x0_skip = True
+value_embedding = True
+key_offset = True
+split_qkv = True
+polar_express = True
+embedding_norm = True
+embedding_lr = 4.0
+scalar_lr = 4.0
+smear = True
+exclusive_attention = True
+zero_init = True
+sampled_softmax = 512  # shorter steps, and more of them
+loss_chunks = 1  # head and loss as one operator are faster without compiling
+compile = False  # compiling takes longer than it saves in so short a run
+eval_interval = 400  # only at the end
+eval_windows = 256
+save_interval = 0
+num_workers = 0  # to start two takes longer than they save
