@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -177,8 +178,9 @@ def draw(race: Race, path: Path) -> None:
         for entry, results in runs.items():
             logs, (text, holds) = log_speedups(results), verdict(results)
             spot = names.index(entry.name), stats.mean_ratio(logs)
-            note = "" if holds and not entry.refused else f" {'refused' if entry.refused else text.partition(' (')[0]}"
-            axis.annotate(f"{spot[1]:.1f}×{note}", spot, (8, -12), textcoords="offset points")
+            note = "" if holds and not entry.refused else "refused" if entry.refused else text.partition(" (")[0]
+            lines = [f"{spot[1]:.1f}×", *textwrap.wrap(note, 24)]  # beside the next entry's
+            axis.annotate("\n".join(lines), spot, (8, 0), textcoords="offset points", va="top")
             for interval in stats.intervals({entry: logs} if len(logs) >= stats.LEAST else {}).values():
                 axis.plot([spot[0]] * 2, np.exp(interval[1:]), color=color, marker="_")
             if note:
