@@ -159,7 +159,7 @@ def test_a_check_says_first_what_it_will_do_and_how_long():
 def test_the_picture_joins_only_entries_that_hold(at_home, drawn):
     folder = write_entry(at_home / "records" / "race" / "003_new", activation="relu2")
     write_results(records.read_entry(folder))
-    for text, joined, note in (HEAD, [1, 3], "2.5×"), (f"{HEAD}\nRefused: it saw the seeds.\n", [1], "2.5× refused"):
+    for text, joined, note in (HEAD, [1, 3], "2.5×"), (f"{HEAD}\nRefused: it saw the seeds.\n", [1], "2.5×\nrefused"):
         (folder / "README.md").write_text(text)
         records_report.draw(race(), at_home / "records.png")
         (axis,) = drawn[-1].axes
