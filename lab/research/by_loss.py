@@ -1,10 +1,10 @@
 """What each rung is worth, by loss: python profile.py config/recipe_small.py --mode=by_loss [--minutes=60]
 
 The recipe, the trunk of config/recipe (--recipe=NAME: the rungs up to NAME), is trained at several lengths; so is the
-recipe without each of its rungs, with each other, and the base without any (--rungs=a,b: of the rungs only these).
-Every run is whole, with its own schedule. The recipe's losses give a curve over the length; a row's loss, by this
-curve, is that of a longer or shorter run of the recipe. The quotient of the lengths is what the rung saves in tokens,
-at the loss that the recipe has at the row's length.
+recipe without each of its rungs, with each of the others, and the base without any (--rungs=a,b: of the rungs only
+these). Every run is whole, with its own schedule. The recipe's losses give a curve over the length; a row's loss, by
+this curve, is that of a longer or shorter run of the recipe. The quotient of the lengths is what the rung saves in
+tokens, at the loss that the recipe has at the row's length.
 
 1. The recipe's learning rate at LENGTHS, on one seed; the longest takes the one before.
 2. Each row's at the shortest length; at the others it differs by as much from the recipe's.

@@ -178,7 +178,7 @@ def draw(race: Race, path: Path) -> None:
         for entry, results in runs.items():
             logs, (text, holds) = log_speedups(results), verdict(results)
             spot = names.index(entry.name), stats.mean_ratio(logs)
-            note = "" if holds and not entry.refused else "refused" if entry.refused else text.partition(" (")[0]
+            note = "refused" if entry.refused else "" if holds else text.partition(" (")[0]
             lines = [f"{spot[1]:.1f}×", *textwrap.wrap(note, 24)]  # beside the next entry's
             axis.annotate("\n".join(lines), spot, (8, 0), textcoords="offset points", va="top")
             for interval in stats.intervals({entry: logs} if len(logs) >= stats.LEAST else {}).values():
